@@ -1,0 +1,28 @@
+"""Files that are written whole or not at all."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
+    """Calls `write` on a temporary neighbour of `path`, syncs it and renames it.
+
+    The temporary name keeps the suffixes of `path`, which Keras reads.
+    """
+    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    try:
+        write(temporary)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes indented JSON, whole or not at all; NaN and infinity are refused."""
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    replace_file(path, lambda temporary: temporary.write_text(text, "utf-8"))

@@ -1,0 +1,6 @@
+"""Continuing token sequences: filters and draws, the plain loop, the cached engine."""
+
+from keras_tinygpt.generation.decoding import generate, stream
+from keras_tinygpt.generation.sampling import SamplingConfig, draw_uniforms, sample
+
+__all__ = ["SamplingConfig", "draw_uniforms", "generate", "sample", "stream"]

@@ -1,0 +1,202 @@
+"""From logits to the next token: filters, then a draw by inverse CDF.
+
+`sample` is a pure function of tensors and runs inside the compiled loops of every
+backend. The draw turns one uniform number per row into a token along the vocabulary
+order, so one seed gives one text on every backend. Beam search is not sampling and
+lives in `decoding`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_tinygpt.checks import check_float, check_int
+
+FILTERED = -1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+    """How the next token is chosen; the filters apply in the order listed.
+
+    Args:
+        allowed_tokens: ids that may be chosen, or a function of the tokens so far (a
+            1-D int array, one row) that returns them; None means all.
+        repetition_penalty: at least 1; logits of tokens seen before are divided by it
+            where positive and multiplied by it where negative.
+        temperature: divides the logits; 0 takes the most probable token.
+        top_k: keeps the k most probable tokens, of equal ones the first; more than
+            vocab_size means all.
+        top_p: keeps the fewest most probable tokens whose probabilities sum to at
+            least p.
+        min_p: keeps tokens at least this share as probable as the most probable one.
+
+    The most probable allowed token always survives.
+
+    Reference: Holtzman et al., 2020 (top_p); Keskar et al., 2019 (penalty); Fan et
+    al., 2018 (top_k); Nguyen et al., 2024 (min_p).
+    """
+
+    allowed_tokens: Sequence[int] | Callable[[np.ndarray], Sequence[int]] | None = None
+    repetition_penalty: float | None = None
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+    def __post_init__(self):
+        check_float("temperature", self.temperature)
+        if self.top_k is not None:
+            check_int("top_k", self.top_k)
+        if self.top_p is not None:
+            check_float("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        if self.min_p is not None:
+            check_float("min_p", self.min_p, 0.0, 1.0)
+        if self.repetition_penalty is not None:
+            check_float("repetition_penalty", self.repetition_penalty, 1.0)
+
+    def tensors(self, vocab_size: int) -> dict[str, Any]:
+        """The settings as tensors, so that changing them compiles nothing anew."""
+        allowed = self.allowed_tokens
+        values = {
+            "allowed": np.ones(vocab_size, "bool")
+            if allowed is None or callable(allowed)
+            else allowed_mask(allowed, vocab_size),
+            "repetition_penalty": np.float32(self.repetition_penalty or 1.0),
+            "temperature": np.float32(self.temperature),
+            "top_k": np.int32(min(self.top_k or vocab_size, vocab_size)),
+            "top_p": np.float32(1.0 if self.top_p is None else self.top_p),
+            "min_p": np.float32(self.min_p or 0.0),
+        }
+        return {name: ops.convert_to_tensor(value) for name, value in values.items()}
+
+
+def allowed_mask(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
+    """Returns a bool array (V,), True at `tokens`; ValueError if none or unknown."""
+    tokens = np.asarray(tokens)
+    if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":
+        raise ValueError(
+            f"allowed_tokens must be a non-empty list of token ids, got {tokens!r}"
+        )
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        wrong = tokens[(tokens < 0) | (tokens >= vocab_size)][0]
+        raise ValueError(
+            f"allowed_tokens must be from 0 to {vocab_size - 1}, got {wrong}"
+        )
+    mask = np.zeros(vocab_size, "bool")
+    mask[tokens] = True
+    return mask
+
+
+def draw_uniforms(seeds: Sequence[int], count: int) -> np.ndarray:
+    """Returns float32 (len(seeds), count) numbers in [0, 1), one stream per seed.
+
+    Row r depends on `seeds[r]` alone, and longer streams begin with shorter ones.
+    """
+    rows = [
+        np.random.Generator(np.random.Philox(seed)).random(count, dtype="float32")
+        for seed in seeds
+    ]
+    return np.stack(rows)
+
+
+def filter_logits(logits, seen, settings):
+    """Applies the filters of `settings` to logits.
+
+    Args:
+        logits: float tensor (B, V).
+        seen: bool tensor (B, V), tokens that have occurred in the row.
+        settings: tensors made by `SamplingConfig.tensors`.
+
+    Returns:
+        float32 logits (B, V), shifted so that the largest is 0 and divided by the
+        temperature (left as they are at temperature 0), and the bool tensor (B, V) of
+        the tokens that survive.
+    """
+    logits = ops.cast(logits, "float32")
+    keep = ops.broadcast_to(settings["allowed"], ops.shape(logits))
+    penalty = settings["repetition_penalty"]
+    punished = ops.where(logits > 0, logits / penalty, logits * penalty)
+    logits = ops.where(seen, punished, logits)
+    logits = ops.where(keep, logits, FILTERED)
+    logits = logits - ops.max(logits, axis=-1, keepdims=True)
+    temperature = settings["temperature"]
+    scaled = logits / ops.where(temperature > 0, temperature, 1.0)
+    logits = ops.where(keep, ops.maximum(scaled, FILTERED), FILTERED)
+
+    vocab_size = logits.shape[-1]
+    ranked = ops.flip(ops.sort(logits, axis=-1), axis=-1)  # (B, V), largest first
+    within_k = ops.arange(vocab_size, dtype="int32") < settings["top_k"]
+    ranked_probs = ops.where(within_k, ops.exp(ranked), 0.0)
+    ranked_probs = ranked_probs / ops.sum(ranked_probs, axis=-1, keepdims=True)
+    before = cumulative_sum(ranked_probs) - ranked_probs
+    within_p = ops.logical_or(before < settings["top_p"], settings["top_p"] >= 1.0)
+    within_min = ranked >= ops.log(ops.maximum(settings["min_p"], 1e-30))
+    kept = ops.logical_and(within_k, ops.logical_and(within_p, within_min))
+    count = ops.sum(ops.cast(kept, "int32"), axis=-1, keepdims=True)
+    count = ops.maximum(count, 1)  # (B, 1)
+
+    # The count most probable tokens, of equal ones those with the smallest ids.
+    threshold = ops.take_along_axis(ranked, count - 1, axis=-1)
+    above = logits > threshold
+    tied = ops.cast(logits == threshold, "float32")
+    room = count - ops.sum(ops.cast(above, "int32"), axis=-1, keepdims=True)
+    first = cumulative_sum(tied) <= ops.cast(room, "float32") + 0.5
+    chosen = ops.logical_or(above, ops.logical_and(tied > 0, first))
+    return logits, ops.logical_and(keep, chosen)
+
+
+def cumulative_sum(values):
+    """Cumulative sum along the last axis of a float32 tensor (B, V).
+
+    XLA on CPU sums windows one by one; for small V a product with a triangle is faster.
+    """
+    size = values.shape[-1]
+    if size > 512:
+        return ops.cumsum(values, axis=-1)
+    triangle = np.triu(np.ones((size, size), "float32"))
+    return ops.matmul(values, ops.convert_to_tensor(triangle))
+
+
+def sample(logits, seen, uniforms, settings):
+    """Chooses one token per row.
+
+    Args:
+        logits: float tensor (B, V).
+        seen: bool tensor (B, V), tokens that have occurred in the row.
+        uniforms: float32 tensor (B,) in [0, 1).
+        settings: tensors made by `SamplingConfig.tensors`.
+
+    Returns:
+        int32 tokens (B,).
+    """
+    filtered, keep = filter_logits(logits, seen, settings)
+    masked = ops.where(keep, filtered, FILTERED)
+    greedy = ops.argmax(masked, axis=-1)
+    cdf = cumulative_sum(ops.where(keep, ops.exp(masked), 0.0))
+    target = ops.expand_dims(uniforms, -1) * cdf[:, -1:]
+    drawn = ops.sum(ops.cast(cdf <= target, "int32"), axis=-1)
+    ids = ops.arange(logits.shape[-1], dtype="int32")
+    last = ops.max(ops.where(keep, ids, 0), axis=-1)
+    drawn = ops.minimum(drawn, last)  # u * total may round up to the total
+    tokens = ops.where(settings["temperature"] > 0, drawn, ops.cast(greedy, "int32"))
+    return ops.cast(tokens, "int32")
+
+
+def log_probabilities(logits, tokens):
+    """Log-probability of `tokens` (B,) under plain `logits` (B, V), float32 (B,)."""
+    logits = ops.cast(logits, "float32")
+    chosen = ops.take_along_axis(logits, ops.expand_dims(tokens, -1), axis=-1)
+    return chosen[:, 0] - ops.logsumexp(logits, axis=-1)
+
+
+def allowed_rows(sampling: SamplingConfig, texts: list[list[int]], vocab_size: int):
+    """Bool tensor (B, V) of what a callable `allowed_tokens` allows each row."""
+    masks = [
+        allowed_mask(sampling.allowed_tokens(np.asarray(text, "int32")), vocab_size)
+        for text in texts
+    ]
+    return ops.convert_to_tensor(np.stack(masks))

@@ -1,0 +1,187 @@
+"""Models that read a few tokens at a time and keep what they need of the earlier ones.
+
+A stepper wraps a second functional model over the *same layer objects* as the trained
+model: (tokens, index, last, row_offsets, state) -> (logits of one position, new
+state). A GPT's state is its keys and values, an LSTM's its (h, c).
+"""
+
+import keras
+from keras import ops
+
+from keras_tinygpt.models.gpt import GPT
+from keras_tinygpt.models.lstm import LSTM
+
+CHUNK = 16  # tokens per step while a prompt is read
+
+
+def make_stepper(model: keras.Model) -> "GPTStepper | LSTMStepper":
+    """Returns the stepper of a GPT or an LSTM; ValueError for other models."""
+    if isinstance(model, GPT):
+        return GPTStepper(model)
+    if isinstance(model, LSTM):
+        return LSTMStepper(model)
+    raise ValueError(
+        "cached generation needs a model from build_gpt or build_lstm (use_cache=False "
+        f"takes any), got {type(model).__name__}"
+    )
+
+
+class _CachedBlock(keras.layers.Layer):
+    """Calls a block with its cache.
+
+    A Keras graph refuses a layer that returns one tensor at one call and three at
+    another, so the cached call is a node of its own; the weights are the block's.
+    """
+
+    def __init__(self, block: keras.layers.Layer):
+        super().__init__(dtype=block.dtype_policy, name=f"cached_{block.name}")
+        self.block = block
+        self.built = True
+
+    def call(self, inputs, attention_mask, keys, values, index):
+        outputs, (keys, values) = self.block(
+            inputs,
+            attention_mask=attention_mask,
+            cache=(keys, values),
+            cache_index=index,
+        )
+        return outputs, keys, values
+
+    def compute_output_spec(self, inputs, attention_mask, keys, values, index):
+        return tuple(
+            keras.KerasTensor(x.shape, dtype=x.dtype) for x in (inputs, keys, values)
+        )
+
+
+class GPTStepper:
+    """Cached steps of a GPT.
+
+    Attributes:
+        window: most tokens the model reads.
+        model: functional model with the inputs, by name,
+            tokens: int32 (B, C), consecutive tokens of each row;
+            index: int32 scalar, cache slot of the first of them;
+            last: int32 scalar, the one whose logits are wanted (0 to C - 1);
+            row_offsets: int32 (B,), padding slots to the left of each row;
+            keys_i, values_i: (B, N_kv, S, H) for each block i, S the window rounded
+            up to whole chunks;
+            and the outputs logits (float32 (B, V)), keys_i, values_i.
+    """
+
+    def __init__(self, model: GPT):
+        config = model.config
+        self.config = config
+        self.window = config.max_sequence_length
+        self.chunk = min(CHUNK, self.window)
+        self.slots = -(-self.window // self.chunk) * self.chunk
+        self.dtype = model.compute_dtype
+        self.model = self._build(model)
+
+    def _state_shape(self, batch_size: int | None) -> tuple:
+        config = self.config
+        heads = config.num_kv_heads or config.num_heads
+        return (batch_size, heads, self.slots, config.head_dim)
+
+    def initial_state(self, batch_size: int) -> dict:
+        """Empty caches, by input name."""
+        shape = self._state_shape(batch_size)
+        return {
+            f"{kind}_{index}": ops.zeros(shape, self.dtype)
+            for index in range(self.config.num_layers)
+            for kind in ("keys", "values")
+        }
+
+    def _build(self, model: GPT) -> keras.Model:
+        config = self.config
+        inputs = {
+            "tokens": keras.Input((None,), dtype="int32", name="tokens"),
+            "index": keras.Input(batch_shape=(), dtype="int32", name="index"),
+            "last": keras.Input(batch_shape=(), dtype="int32", name="last"),
+            "row_offsets": keras.Input((), dtype="int32", name="row_offsets"),
+        }
+        for index in range(config.num_layers):
+            for kind in ("keys", "values"):
+                name = f"{kind}_{index}"
+                inputs[name] = keras.Input(
+                    batch_shape=self._state_shape(None), dtype=self.dtype, name=name
+                )
+        layers = {layer.name: layer for layer in model.layers}
+        x = layers["token_embedding"](inputs["tokens"])  # (B, C, D)
+        if config.scale_embeddings:
+            x = layers["embedding_scale"](x)
+        for name in ("position_embedding", "position_encoding"):
+            if name in layers:
+                x = layers[name](
+                    x, start_index=inputs["index"], row_offsets=inputs["row_offsets"]
+                )
+        slots = ops.arange(self.slots, dtype="int32")
+        offsets = ops.expand_dims(inputs["row_offsets"], 1)
+        readable = ops.less_equal(offsets, ops.expand_dims(slots, 0))
+        readable = ops.expand_dims(readable, 1)  # (B, 1, S)
+        outputs = {}
+        for index in range(config.num_layers):
+            keys, values = f"keys_{index}", f"values_{index}"
+            x, outputs[keys], outputs[values] = _CachedBlock(layers[f"block_{index}"])(
+                x, readable, inputs[keys], inputs[values], inputs["index"]
+            )
+        x = ops.take(x, inputs["last"], axis=1)  # (B, D)
+        if "final_norm" in layers:
+            x = layers["final_norm"](x)
+        if config.tie_embeddings:
+            logits = layers["token_embedding"](x, reverse=True)
+        else:
+            logits = layers["head"](x)
+        return keras.Model(inputs, {"logits": logits, **outputs}, name="gpt_step")
+
+    def __call__(self, tokens, index, last, row_offsets, state):
+        """Returns logits (B, V) and the new state."""
+        outputs = self.model(
+            {
+                "tokens": tokens,
+                "index": index,
+                "last": last,
+                "row_offsets": row_offsets,
+                **state,
+            }
+        )
+        logits = outputs.pop("logits")
+        return logits, outputs
+
+
+class LSTMStepper:
+    """Steps of an LSTM; the same interface, without a longest length.
+
+    `index` is the number of tokens read before, padding included.
+    """
+
+    window = None
+
+    def __init__(self, model: LSTM):
+        self.config = model.config
+        self.chunk = CHUNK
+        self.dtype = model.compute_dtype
+        self.model = model.with_state()
+
+    def initial_state(self, batch_size: int) -> dict:
+        """Zero states, by name."""
+        state = {}
+        shape = (batch_size, self.config.hidden_dim)
+        for index in range(self.config.num_layers):
+            state[f"h_{index}"] = ops.zeros(shape, self.dtype)
+            state[f"c_{index}"] = ops.zeros(shape, self.dtype)
+        return state
+
+    def __call__(self, tokens, index, last, row_offsets, state):
+        """Returns logits (B, V) and the new state."""
+        places = ops.arange(ops.shape(tokens)[1], dtype="int32")
+        live = ops.expand_dims(places + index, 0) >= ops.expand_dims(row_offsets, 1)
+        live = ops.logical_and(live, ops.expand_dims(places <= last, 0))  # (B, C)
+        pairs = [
+            (state[f"h_{layer}"], state[f"c_{layer}"])
+            for layer in range(self.config.num_layers)
+        ]
+        logits, pairs = self.model([tokens, live, pairs])
+        state = {}
+        for layer, (hidden, cell) in enumerate(pairs):
+            state[f"h_{layer}"], state[f"c_{layer}"] = hidden, cell
+        return ops.take(logits, last, axis=1), state

@@ -1,0 +1,312 @@
+"""The transformer block: attention and a feed-forward layer on a residual stream.
+
+Pre-norm adds sublayer outputs to an untouched stream, so a stack needs one more norm
+at its end; post-norm, the original arrangement, normalises after each addition.
+"""
+
+import keras
+from keras import ops
+
+from keras_tinygpt.checks import check_bool, check_choice, check_float, check_int
+from keras_tinygpt.layers.attention import (
+    NORM_EPSILON,
+    CausalMultiHeadAttention,
+    padding_mask,
+)
+
+ACTIVATIONS = ("gelu", "relu", "relu2", "swiglu")
+NORMALIZATIONS = ("layer", "rms")
+NORM_POSITIONS = ("pre", "post")
+
+
+def make_norm(normalization: str, dtype=None, name: str | None = None):
+    """Returns a new LayerNormalization ("layer") or RMSNormalization ("rms")."""
+    check_choice("normalization", normalization, NORMALIZATIONS)
+    if normalization == "rms":
+        cls = keras.layers.RMSNormalization
+    else:
+        cls = keras.layers.LayerNormalization
+    norm = cls(epsilon=NORM_EPSILON, dtype=dtype, name=name)
+    norm.supports_masking = True  # Keras 3.15 forgets it for RMSNormalization
+    return norm
+
+
+def offset_seed(seed: int | None, offset: int) -> int | None:
+    """Returns the seed of a sibling dropout, from the range every backend tells apart.
+
+    PyTorch takes no more than 31 bits, and Keras on TensorFlow reduces seeds modulo
+    `2**31 - 2`.
+    """
+    return None if seed is None else (seed + offset) % (2**31 - 2)
+
+
+@keras.saving.register_keras_serializable(package="keras_tinygpt")
+class FeedForward(keras.layers.Layer):
+    """Two projections with a nonlinearity between: `g(x W1 + b1) W2 + b2`.
+
+    With "swiglu" the middle is `silu(x Wg + bg) * (x W1 + b1)`, a third matrix.
+
+    Args:
+        intermediate_dim: width F of the middle; None means 4 D.
+        activation: "gelu" (tanh approximation), "relu", "relu2" (its square) or
+            "swiglu".
+        use_bias: whether the projections have biases.
+
+    Call arguments:
+        inputs: float tensor (..., D).
+
+    Returns:
+        Tensor (..., D). Every position is treated alone.
+
+    Reference: Vaswani et al., 2017, equation 2; Hendrycks and Gimpel, 2016 (gelu);
+    So et al., 2021 (relu2); Shazeer, 2020 (swiglu).
+    """
+
+    def __init__(
+        self,
+        intermediate_dim: int | None = None,
+        activation: str = "gelu",
+        use_bias: bool = True,
+        **kwargs,
+    ):
+        if intermediate_dim is not None:
+            check_int("intermediate_dim", intermediate_dim)
+        check_choice("activation", activation, ACTIVATIONS)
+        super().__init__(**kwargs)
+        self.intermediate_dim = intermediate_dim
+        self.activation = activation
+        self.use_bias = check_bool("use_bias", use_bias)
+        self.supports_masking = True
+
+    def build(self, input_shape):
+        hidden_dim = input_shape[-1]
+        intermediate_dim = self.intermediate_dim or 4 * hidden_dim
+
+        def dense(units, input_dim, name):
+            layer = keras.layers.Dense(
+                units, use_bias=self.use_bias, dtype=self.dtype_policy, name=name
+            )
+            layer.build((None, input_dim))
+            return layer
+
+        self._intermediate = dense(intermediate_dim, hidden_dim, "intermediate")
+        if self.activation == "swiglu":
+            self._gate = dense(intermediate_dim, hidden_dim, "gate")
+        self._output = dense(hidden_dim, intermediate_dim, "output")
+        self.built = True
+
+    def call(self, inputs):
+        hidden = self._intermediate(inputs)  # (..., F)
+        if self.activation == "gelu":
+            hidden = ops.gelu(hidden, approximate=True)
+        elif self.activation == "swiglu":
+            hidden = ops.silu(self._gate(inputs)) * hidden
+        else:
+            hidden = ops.relu(hidden)
+            if self.activation == "relu2":
+                hidden = ops.square(hidden)
+        return self._output(hidden)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        config = super().get_config()
+        config.update(
+            intermediate_dim=self.intermediate_dim,
+            activation=self.activation,
+            use_bias=self.use_bias,
+        )
+        return config
+
+
+@keras.saving.register_keras_serializable(package="keras_tinygpt")
+class TransformerBlock(keras.layers.Layer):
+    """Causal self-attention and a feed-forward layer, each added to its input.
+
+    Pre-norm: `x = x + Attention(Norm(x)); x = x + FeedForward(Norm(x))`.
+    Post-norm: `x = Norm(x + Attention(x)); x = Norm(x + FeedForward(x))`.
+
+    Args:
+        num_heads: number of query heads N.
+        num_kv_heads: number of key and value heads; None means N.
+        intermediate_dim: width F of the feed-forward layer; None means 4 D.
+        positions: "none", "rotary" or "alibi", see `CausalMultiHeadAttention`.
+        normalization: "layer" or "rms".
+        norm_position: "pre" or "post".
+        activation: see `FeedForward`.
+        dropout: share of each sublayer's output dropped in training.
+        attention_dropout: share of the attention weights dropped in training.
+        qkv_bias: whether query, key and value projections have a bias.
+        use_bias: whether all other projections have one.
+        qk_norm: whether queries and keys are RMS-normalised.
+        attention_window: number of positions each query reads; None means all.
+        fused_projections: whether one Dense makes queries, keys and values.
+        causal: False lets every position read all others.
+        seed: seed of the dropouts.
+
+    Call arguments:
+        inputs: float tensor (B, T, D).
+        attention_mask, cache, cache_index, return_attention_scores, mask, training:
+            as in `CausalMultiHeadAttention`.
+
+    Returns:
+        Tensor (B, T, D), followed by the weights and the cache where asked for.
+
+    Example:
+        >>> import keras_tinygpt as tg
+        >>> tokens = keras.Input((None,), dtype="int32")
+        >>> x = keras.layers.Embedding(11, 12)(tokens)
+        >>> x = tg.layers.TransformerBlock(num_heads=2)(x)
+        >>> keras.Model(tokens, x).output_shape
+        (None, None, 12)
+
+    Reference: Vaswani et al., 2017, section 3.1; Xiong et al., 2020 (pre-norm).
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        intermediate_dim: int | None = None,
+        positions: str = "none",
+        normalization: str = "layer",
+        norm_position: str = "pre",
+        activation: str = "gelu",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        qkv_bias: bool = False,
+        use_bias: bool = True,
+        qk_norm: bool = False,
+        attention_window: int | None = None,
+        fused_projections: bool = True,
+        causal: bool = True,
+        seed: int | None = None,
+        **kwargs,
+    ):
+        check_choice("normalization", normalization, NORMALIZATIONS)
+        check_choice("norm_position", norm_position, NORM_POSITIONS)
+        check_float("dropout", dropout, 0.0, 1.0, high_open=True)
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.intermediate_dim = intermediate_dim
+        self.positions = positions
+        self.normalization = normalization
+        self.norm_position = norm_position
+        self.activation = activation
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.qkv_bias = qkv_bias
+        self.use_bias = use_bias
+        self.qk_norm = qk_norm
+        self.attention_window = attention_window
+        self.fused_projections = fused_projections
+        self.causal = causal
+        self.seed = seed
+        self.supports_masking = True
+        dtype = self.dtype_policy
+        self._attention = CausalMultiHeadAttention(
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            positions=positions,
+            qk_norm=qk_norm,
+            attention_window=attention_window,
+            attention_dropout=attention_dropout,
+            qkv_bias=qkv_bias,
+            use_bias=use_bias,
+            fused_projections=fused_projections,
+            causal=causal,
+            seed=offset_seed(seed, 2),
+            dtype=dtype,
+            name="attention",
+        )
+        self._feed_forward = FeedForward(
+            intermediate_dim, activation, use_bias, dtype=dtype, name="feed_forward"
+        )
+        self._attention_norm = make_norm(normalization, dtype, "attention_norm")
+        self._feed_forward_norm = make_norm(normalization, dtype, "feed_forward_norm")
+        self._attention_dropout = keras.layers.Dropout(
+            dropout, seed=seed, dtype=dtype, name="attention_output_dropout"
+        )
+        self._feed_forward_dropout = keras.layers.Dropout(
+            dropout,
+            seed=offset_seed(seed, 1),
+            dtype=dtype,
+            name="feed_forward_dropout",
+        )
+
+    def build(self, input_shape):
+        for layer in (
+            self._attention_norm,
+            self._attention,
+            self._feed_forward_norm,
+            self._feed_forward,
+        ):
+            layer.build(input_shape)
+        self.built = True
+
+    def call(
+        self,
+        inputs,
+        attention_mask=None,
+        cache=None,
+        cache_index=None,
+        return_attention_scores=False,
+        mask=None,
+        training=None,
+    ):
+        pre_norm = self.norm_position == "pre"
+        hidden = self._attention_norm(inputs) if pre_norm else inputs
+        results = self._attention(
+            hidden,
+            attention_mask=attention_mask,
+            cache=cache,
+            cache_index=cache_index,
+            return_attention_scores=return_attention_scores,
+            mask=padding_mask(inputs, mask),
+            training=training,
+        )
+        extras = ()
+        if isinstance(results, tuple):
+            results, *extras = results
+        hidden = inputs + self._attention_dropout(results, training=training)
+        if not pre_norm:
+            hidden = self._attention_norm(hidden)
+        update = self._feed_forward_norm(hidden) if pre_norm else hidden
+        update = self._feed_forward(update)
+        hidden = hidden + self._feed_forward_dropout(update, training=training)
+        if not pre_norm:
+            hidden = self._feed_forward_norm(hidden)
+        return (hidden, *extras) if extras else hidden
+
+    def compute_output_spec(self, *args, **kwargs):
+        return self._attention.compute_output_spec(*args, **kwargs)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def compute_mask(self, inputs, mask=None):
+        return self._attention.compute_mask(inputs, mask)
+
+    def get_config(self):
+        config = super().get_config()
+        config.update(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            intermediate_dim=self.intermediate_dim,
+            positions=self.positions,
+            normalization=self.normalization,
+            norm_position=self.norm_position,
+            activation=self.activation,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            qkv_bias=self.qkv_bias,
+            use_bias=self.use_bias,
+            qk_norm=self.qk_norm,
+            attention_window=self.attention_window,
+            fused_projections=self.fused_projections,
+            causal=self.causal,
+            seed=self.seed,
+        )
+        return config

@@ -1,0 +1,31 @@
+"""Text in, token ids and windows out: corpora, tokenizers, schedules."""
+
+from keras_tinygpt.text.corpus import EMBEDDED_NAME, Corpus, load_corpus
+from keras_tinygpt.text.tokenizers import (
+    ByteTokenizer,
+    CharTokenizer,
+    encode_corpus,
+    load_tokenizer,
+)
+from keras_tinygpt.text.windows import (
+    WindowDataset,
+    even_starts,
+    fingerprint_array,
+    split_ids,
+    window_schedule,
+)
+
+__all__ = [
+    "EMBEDDED_NAME",
+    "ByteTokenizer",
+    "CharTokenizer",
+    "Corpus",
+    "WindowDataset",
+    "encode_corpus",
+    "even_starts",
+    "fingerprint_array",
+    "load_corpus",
+    "load_tokenizer",
+    "split_ids",
+    "window_schedule",
+]

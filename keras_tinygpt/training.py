@@ -1,0 +1,626 @@
+"""Training: one config, one call around Keras' own `compile` and `fit`.
+
+The run is indexed by optimizer steps: a precomputed schedule says which windows each
+step sees, an epoch is the stretch between two validations, and checkpoints are written
+at epoch boundaries. Whatever `train` does can be done by hand with `make_optimizer`,
+`WindowDataset` and `model.fit`.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_tinygpt.checks import check_bool, check_choice, check_float, check_int
+from keras_tinygpt.files import replace_file, write_json
+from keras_tinygpt.models.initialization import fingerprint
+from keras_tinygpt.text.windows import (
+    WindowDataset,
+    even_starts,
+    fingerprint_array,
+    window_schedule,
+)
+
+OPTIMIZERS = ("adamw", "adam", "muon")
+SCHEDULES = ("cosine", "linear", "constant")
+DEFAULT_SEQUENCE_LENGTH = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How to train.
+
+    Args:
+        steps: number of optimizer updates.
+        batch_size: windows per update.
+        sequence_length: tokens per window; None means the model's window.
+        optimizer: adamw, adam (no weight decay) or muon (AdamW for embeddings, head
+            and vectors).
+        learning_rate: peak rate.
+        adam_learning_rate_ratio: with muon, the AdamW rate as a share of learning_rate.
+        schedule: cosine or linear decay after the warm-up, or constant.
+        final_learning_rate_fraction: share of the peak rate reached at the last step.
+        decay_fraction: share of the steps after the warm-up during which a linear
+            schedule falls; before that it stays at the peak.
+        warmup_steps: updates of linear rise from 0 to the peak rate; at most steps.
+        weight_decay: decoupled decay per update and unit of rate, on matrices only.
+        beta_2: decay of Adam's second moment.
+        clip_norm: largest norm of the whole gradient; None means no clipping.
+        gradient_accumulation_steps: parts an update's batch is computed in, to save
+            memory; must divide batch_size. The result is that of the whole batch.
+        ema_momentum: decay of a running average of the weights which is used for
+            validation and kept at the end; None means none.
+        validate_every: updates between validations, log lines and checkpoints.
+        validation_windows: most windows scored at each validation.
+        restore_best: whether the weights with the lowest validation loss are kept at
+            the end, rather than the last ones.
+        seed: seed of the window schedule.
+        jit_compile: whether XLA compiles the step; None means the faster choice of the
+            backend.
+    """
+
+    steps: int = 3000
+    batch_size: int = 64
+    sequence_length: int | None = None
+    optimizer: str = "adamw"
+    learning_rate: float = 2e-3
+    adam_learning_rate_ratio: float = 0.2
+    schedule: str = "cosine"
+    final_learning_rate_fraction: float = 0.1
+    decay_fraction: float = 1.0
+    warmup_steps: int = 100
+    weight_decay: float = 0.1
+    beta_2: float = 0.99
+    clip_norm: float | None = 1.0
+    gradient_accumulation_steps: int = 1
+    ema_momentum: float | None = None
+    validate_every: int = 250
+    validation_windows: int = 256
+    restore_best: bool = True
+    seed: int = 0
+    jit_compile: bool | None = None
+
+    def __post_init__(self):
+        for name in ("steps", "batch_size", "validate_every", "validation_windows"):
+            check_int(name, getattr(self, name))
+        if self.sequence_length is not None:
+            check_int("sequence_length", self.sequence_length)
+        check_int("seed", self.seed, 0, 2**32 - 1)
+        check_int("warmup_steps", self.warmup_steps, 0, self.steps)
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_float("learning_rate", self.learning_rate, low_open=True)
+        check_float(
+            "adam_learning_rate_ratio", self.adam_learning_rate_ratio, low_open=True
+        )
+        check_float(
+            "final_learning_rate_fraction", self.final_learning_rate_fraction, 0.0, 1.0
+        )
+        check_float("decay_fraction", self.decay_fraction, 0.0, 1.0, low_open=True)
+        check_float("weight_decay", self.weight_decay)
+        check_float("beta_2", self.beta_2, 0.0, 1.0, high_open=True)
+        if self.clip_norm is not None:
+            check_float("clip_norm", self.clip_norm, low_open=True)
+        check_int("gradient_accumulation_steps", self.gradient_accumulation_steps)
+        if self.batch_size % self.gradient_accumulation_steps:
+            raise ValueError(
+                "gradient_accumulation_steps must divide batch_size="
+                f"{self.batch_size}, got {self.gradient_accumulation_steps}"
+            )
+        if self.ema_momentum is not None:
+            check_float("ema_momentum", self.ema_momentum, 0.0, 1.0, high_open=True)
+        check_bool("restore_best", self.restore_best)
+        if self.jit_compile is not None:
+            check_bool("jit_compile", self.jit_compile)
+
+
+@dataclasses.dataclass
+class TrainResult:
+    """What a run did.
+
+    Args:
+        history: one dict per validation: step, loss (running mean since the one
+            before), valid_loss (nats), learning_rate, seconds since the start.
+        seconds: wall time of the run, compilation and validation included.
+        tokens_per_second: training tokens per second, median over the stretches
+            between validations, compilation and validation left out.
+        best_step: step with the lowest validation loss.
+        best_valid_loss: that loss in nats.
+        schedule_fingerprint: sha256 of the window starts.
+        initial_fingerprint: sha256 of the weights before the first step.
+    """
+
+    history: list[dict[str, float]]
+    seconds: float
+    tokens_per_second: float
+    best_step: int
+    best_valid_loss: float
+    schedule_fingerprint: str
+    initial_fingerprint: str
+
+
+class TrainingDiverged(ArithmeticError):
+    """The loss became NaN or infinite; the message names the step."""
+
+
+@keras.saving.register_keras_serializable(package="keras_tinygpt")
+class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Warm-up, plateau and decay over optimizer updates, float32.
+
+    Keras counts micro-batches when gradients are accumulated; this schedule divides by
+    `gradient_accumulation_steps`, so that it runs on updates either way.
+
+    Args:
+        config: a `TrainConfig`.
+    """
+
+    def __init__(self, config: TrainConfig):
+        super().__init__()
+        self.config = config
+        decay_steps = max(1, config.steps - config.warmup_steps)
+        if config.schedule == "cosine":
+            self._after_warmup = keras.optimizers.schedules.CosineDecay(
+                config.learning_rate,
+                decay_steps,
+                alpha=config.final_learning_rate_fraction,
+            )
+        elif config.schedule == "linear":
+            length = max(1, round(decay_steps * config.decay_fraction))
+            self._decay_start = decay_steps - length
+            self._after_warmup = keras.optimizers.schedules.PolynomialDecay(
+                config.learning_rate,
+                length,
+                config.learning_rate * config.final_learning_rate_fraction,
+            )
+
+    def __call__(self, step):
+        config = self.config
+        step = keras.ops.cast(step, "float32")
+        step = keras.ops.floor(step / config.gradient_accumulation_steps)
+        after = step - config.warmup_steps
+        if config.schedule == "constant":
+            rate = keras.ops.full_like(step, config.learning_rate)
+        elif config.schedule == "linear":
+            rate = self._after_warmup(keras.ops.maximum(after - self._decay_start, 0.0))
+        else:
+            rate = self._after_warmup(keras.ops.maximum(after, 0.0))
+        warmup = config.learning_rate * (step + 1.0) / max(1, config.warmup_steps)
+        return keras.ops.where(after < 0.0, warmup, rate)
+
+    def get_config(self):
+        return {"config": dataclasses.asdict(self.config)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(TrainConfig(**config["config"]))
+
+
+def make_optimizer(
+    config: TrainConfig, model: keras.Model
+) -> keras.optimizers.Optimizer:
+    """Returns the optimizer of `config`, with weight decay on matrices only.
+
+    Pass it to `model.compile` when you write the training script yourself.
+    """
+    common: dict[str, Any] = {
+        "learning_rate": StepSchedule(config),
+        "global_clipnorm": config.clip_norm,
+    }
+    if config.gradient_accumulation_steps > 1:
+        common["gradient_accumulation_steps"] = config.gradient_accumulation_steps
+    if config.ema_momentum is not None:
+        common.update(use_ema=True, ema_momentum=config.ema_momentum)
+    if config.optimizer == "adam":
+        return keras.optimizers.Adam(beta_2=config.beta_2, **common)
+    if config.optimizer == "adamw":
+        optimizer = keras.optimizers.AdamW(
+            weight_decay=config.weight_decay, beta_2=config.beta_2, **common
+        )
+    else:
+        optimizer = keras.optimizers.Muon(
+            weight_decay=config.weight_decay,
+            adam_weight_decay=config.weight_decay,
+            adam_beta_2=config.beta_2,
+            adam_lr_ratio=config.adam_learning_rate_ratio,
+            exclude_layers=["head"],
+            **common,
+        )
+    vectors = [v for v in model.trainable_variables if len(v.shape) < 2]
+    optimizer.exclude_from_weight_decay(var_list=vectors)
+    return optimizer
+
+
+def compile_model(model: keras.Model, config: TrainConfig) -> None:
+    """Calls `model.compile` with the optimizer of `config` and the cross-entropy."""
+    jit_compile = config.jit_compile
+    if jit_compile is None:
+        jit_compile = keras.backend.backend() != "torch"
+    model.compile(
+        optimizer=make_optimizer(config, model),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=jit_compile,
+    )
+
+
+def model_window(model: keras.Model, sequence_length: int | None = None) -> int:
+    """Tokens per window: as given, else the model's own, else the default."""
+    limit = getattr(getattr(model, "config", None), "max_sequence_length", None)
+    if sequence_length is None:
+        return limit or DEFAULT_SEQUENCE_LENGTH
+    positions = getattr(getattr(model, "config", None), "positions", None)
+    if positions == "learned" and sequence_length > limit:
+        raise ValueError(
+            f"sequence_length must be at most max_sequence_length={limit} with "
+            f"learned positions, got {sequence_length}"
+        )
+    return sequence_length
+
+
+def train(
+    model: keras.Model,
+    train_ids: np.ndarray,
+    valid_ids: np.ndarray,
+    config: TrainConfig | None = None,
+    *,
+    directory: str | os.PathLike | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    resume: bool = False,
+    tensorboard: bool = False,
+    verbose: bool = True,
+) -> TrainResult:
+    """Compiles and fits `model` on windows of `train_ids`.
+
+    Args:
+        model: int (B, T) -> logits (B, T, V), built with `build_gpt`, `build_lstm` or
+            by hand.
+        train_ids: int array (n,), any integer dtype; a memory map is fine.
+        valid_ids: int array (n,), scored on even windows at each validation.
+        config: a `TrainConfig`; None means its defaults.
+        directory: where checkpoints, `history.csv` and TensorBoard logs go; None
+            keeps everything in memory.
+        callbacks: more Keras callbacks.
+        resume: whether to go on from the last checkpoint in `directory`.
+        tensorboard: whether to write TensorBoard logs (needs that package).
+        verbose: whether to show the progress bar and a line per validation.
+
+    Returns:
+        A `TrainResult`; `model` holds the best or the last weights.
+
+    Raises:
+        ValueError: for token ids outside the vocabulary, parts shorter than a window,
+            or a checkpoint of another run.
+        TrainingDiverged: when the loss is no longer finite; names the step. The last
+            checkpoint is kept.
+    """
+    config = config or TrainConfig()
+    length = model_window(model, config.sequence_length)
+    for name, ids in (("train_ids", train_ids), ("valid_ids", valid_ids)):
+        check_ids(name, ids, model.output_shape[-1])
+    starts = window_schedule(
+        len(train_ids),
+        length,
+        config.steps,
+        config.batch_size,
+        seed=config.seed,
+        name="train_ids",
+    )
+    validation = _validation_dataset(valid_ids, length, config)
+    initial = fingerprint(model)
+    compile_model(model, config)
+    run = _Run(config, fingerprint_array(starts), initial)
+    store = None
+    if directory is not None:
+        store = _Checkpoints(Path(directory) / "checkpoints", run)
+        if resume:
+            store.restore(model)
+    elif resume:
+        raise ValueError("resume needs a directory, got directory=None")
+    if run.step >= config.steps:
+        return run.finish(model, store)
+
+    parts = config.gradient_accumulation_steps
+    micro = starts.reshape(config.steps * parts, -1)[run.step * parts :]
+    every = min(config.validate_every, config.steps)
+    epochs = -(-config.steps // every)
+    recorder = _Recorder(run, store, length, verbose)
+    all_callbacks = [keras.callbacks.SwapEMAWeights()] if config.ema_momentum else []
+    all_callbacks.append(recorder)
+    if directory is not None:
+        path = Path(directory) / "history.csv"
+        all_callbacks.append(keras.callbacks.CSVLogger(str(path), append=resume))
+    if tensorboard:
+        all_callbacks.append(_tensorboard(directory))
+    try:
+        model.fit(
+            WindowDataset(train_ids, micro, length),
+            steps_per_epoch=every * parts,
+            initial_epoch=run.step // every,
+            epochs=epochs,
+            validation_data=validation,
+            callbacks=[*all_callbacks, *callbacks],
+            shuffle=False,  # the order of the schedule is part of the run
+            verbose=0,
+        )
+    finally:
+        recorder.close()
+    return run.finish(model, store)
+
+
+def check_ids(name: str, ids: np.ndarray, vocab_size: int) -> None:
+    """Raises ValueError unless `ids` is a 1-D integer array of ids below vocab_size."""
+    ids = np.asanyarray(ids)
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(
+            f"{name} must be a one-dimensional integer array, got shape {ids.shape} "
+            f"and dtype {ids.dtype}"
+        )
+    if ids.size == 0:
+        raise ValueError(f"{name} must not be empty")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise ValueError(
+            f"{name} must hold ids from 0 to {vocab_size - 1} (vocab_size="
+            f"{vocab_size}), got {wrong}"
+        )
+
+
+def _validation_dataset(ids, length: int, config: TrainConfig) -> WindowDataset:
+    """At most `validation_windows` even windows in batches of one shape."""
+    starts = even_starts(len(ids), length, name="valid_ids")
+    if len(starts) > config.validation_windows:
+        picked = np.linspace(0, len(starts) - 1, config.validation_windows)
+        starts = starts[np.round(picked).astype("int64")]
+    batch_size = min(len(starts), config.batch_size)
+    whole = len(starts) // batch_size * batch_size
+    return WindowDataset(ids, starts[:whole].reshape(-1, batch_size), length)
+
+
+def _tensorboard(directory) -> keras.callbacks.Callback:
+    if directory is None:
+        raise ValueError("tensorboard needs a directory, got directory=None")
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            "tensorboard=True needs the package: pip install 'keras-tinygpt[tensorboard]'"
+        ) from error
+    return keras.callbacks.TensorBoard(str(Path(directory) / "tensorboard"))
+
+
+@dataclasses.dataclass
+class _Run:
+    """State of a run that a checkpoint must hold beside the model."""
+
+    config: TrainConfig
+    schedule_fingerprint: str
+    initial_fingerprint: str
+    step: int = 0
+    seconds: float = 0.0
+    history: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    best_step: int = 0
+    best_valid_loss: float = float("inf")
+    best_weights: list[np.ndarray] | None = None
+
+    def finish(self, model: keras.Model, store: "_Checkpoints | None") -> TrainResult:
+        if self.config.restore_best:
+            if self.best_weights is not None:
+                for variable, value in zip(
+                    model.weights, self.best_weights, strict=True
+                ):
+                    variable.assign(value)
+            elif store is not None and store.best.exists():
+                model.load_weights(store.best)
+        rates = [row["tokens_per_second"] for row in self.history]
+        return TrainResult(
+            history=self.history,
+            seconds=self.seconds,
+            tokens_per_second=float(np.median(rates)) if rates else 0.0,
+            best_step=self.best_step,
+            best_valid_loss=self.best_valid_loss,
+            schedule_fingerprint=self.schedule_fingerprint,
+            initial_fingerprint=self.initial_fingerprint,
+        )
+
+
+class _Checkpoints:
+    """The last and the best state of a run, each file whole or absent."""
+
+    def __init__(self, folder: Path, run: _Run):
+        self.folder = folder
+        self.run = run
+        self.best = folder / "best.weights.h5"
+        self.state = folder / "state.json"
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def save_best(self, model: keras.Model) -> None:
+        replace_file(self.best, model.save_weights)
+
+    def save_last(self, model: keras.Model) -> None:
+        run = self.run
+        name = f"step_{run.step:07d}.keras"
+        replace_file(self.folder / name, model.save)
+        write_json(
+            self.state,
+            {
+                "model": name,
+                "step": run.step,
+                "seconds": run.seconds,
+                "history": run.history,
+                "best_step": run.best_step,
+                "best_valid_loss": run.best_valid_loss,
+                "config": dataclasses.asdict(run.config),
+                "schedule_fingerprint": run.schedule_fingerprint,
+                "initial_fingerprint": run.initial_fingerprint,
+            },
+        )
+        for old in self.folder.glob("step_*.keras"):
+            if old.name != name:
+                old.unlink()
+
+    def restore(self, model: keras.Model) -> None:
+        if not self.state.exists():
+            raise ValueError(f"resume needs a checkpoint, found none in {self.folder}")
+        state = json.loads(self.state.read_text("utf-8"))
+        run = self.run
+        for key in ("config", "schedule_fingerprint"):
+            mine = getattr(run, key)
+            mine = dataclasses.asdict(mine) if key == "config" else mine
+            if state[key] != mine:
+                raise ValueError(
+                    f"resume needs the {key} the run was started with; the one in "
+                    f"{self.state} differs"
+                )
+        saved = keras.saving.load_model(self.folder / state["model"])
+        model.optimizer.build(model.trainable_variables)
+        for pair in zip(
+            [*model.variables, *model.optimizer.variables],
+            [*saved.variables, *saved.optimizer.variables],
+            strict=True,
+        ):
+            pair[0].assign(pair[1])
+        for key in ("step", "seconds", "history", "best_step", "best_valid_loss"):
+            setattr(run, key, state[key])
+        run.initial_fingerprint = state["initial_fingerprint"]
+
+
+class _Recorder(keras.callbacks.Callback):
+    """Progress, history, divergence guard, checkpoints, end of the run."""
+
+    def __init__(self, run: _Run, store, length: int, verbose: bool):
+        super().__init__()
+        self.run, self.store, self.verbose = run, store, verbose
+        self.parts = run.config.gradient_accumulation_steps
+        self.micro_step = run.step * self.parts
+        self.tokens = run.config.batch_size * length
+        self.progress = _Progress(run) if verbose else None
+
+    def on_train_begin(self, logs=None):
+        self.started = time.perf_counter() - self.run.seconds
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.stretch = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.micro_step += 1
+        run = self.run
+        loss = float(logs["loss"])
+        if not np.isfinite(loss):
+            step = -(-self.micro_step // self.parts)
+            kept = (
+                f"; the checkpoint of step {run.step} in {self.store.folder} is kept"
+                if self.store and run.step
+                else ""
+            )
+            raise TrainingDiverged(f"the loss became {loss} at step {step}{kept}")
+        step, rest = divmod(self.micro_step, self.parts)
+        if rest:
+            return
+        now = time.perf_counter()
+        if self.stretch is None:  # the first step of a stretch may compile
+            self.stretch = (now, step)
+        elif step > self.stretch[1]:
+            seconds = (now - self.stretch[0]) / (step - self.stretch[1])
+            logs["tokens_per_second"] = self.tokens / seconds
+        if self.progress:
+            self.progress.update(step, logs)
+        if step >= run.config.steps:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        run = self.run
+        run.step = self.micro_step // self.parts
+        run.seconds = time.perf_counter() - self.started
+        rate = self.tokens * run.config.validate_every / max(run.seconds, 1e-9)
+        row = {
+            "step": run.step,
+            "loss": float(logs["loss"]),
+            "valid_loss": float(logs["val_loss"]),
+            "learning_rate": float(self.model.optimizer.learning_rate),
+            "tokens_per_second": float(logs.get("tokens_per_second", rate)),
+            "seconds": run.seconds,
+        }
+        if not np.isfinite(row["valid_loss"]):
+            raise TrainingDiverged(
+                f"the validation loss became {row['valid_loss']} at step {run.step}"
+            )
+        logs.update(row)
+        run.history.append(row)
+        if row["valid_loss"] < run.best_valid_loss:
+            run.best_valid_loss, run.best_step = row["valid_loss"], run.step
+            self._keep_best()
+        if self.store:
+            self.store.save_last(self.model)
+        if self.progress:
+            self.progress.line(row)
+
+    def _keep_best(self):
+        if self.run.config.ema_momentum is None:
+            self._snapshot()
+            return
+        swap = keras.callbacks.SwapEMAWeights()
+        swap.set_model(self.model)
+        swap.on_test_begin()
+        self._snapshot()
+        swap.on_test_end()
+
+    def _snapshot(self):
+        if self.store:
+            self.store.save_best(self.model)
+        else:
+            self.run.best_weights = [
+                keras.ops.convert_to_numpy(w).copy() for w in self.model.weights
+            ]
+
+    def close(self):
+        if self.progress:
+            self.progress.close()
+
+
+class _Progress:
+    """Keras' progress bar over the whole run on a terminal; plain lines elsewhere."""
+
+    def __init__(self, run: _Run):
+        self.run = run
+        self.columns = shutil.get_terminal_size().columns
+        self.bar = None
+        self.started = time.perf_counter()
+
+    def update(self, step: int, logs: dict[str, float]) -> None:
+        if not os.isatty(1):
+            return
+        if self.bar is None:
+            self.bar = keras.utils.Progbar(
+                self.run.config.steps,
+                width=20,
+                stateful_metrics=["loss", "tokens/s"],
+                unit_name="step",
+            )
+        values = [("loss", float(logs["loss"]))]
+        if "tokens_per_second" in logs:
+            values.append(("tokens/s", round(logs["tokens_per_second"])))
+        self.bar.update(step, values=values, finalize=False)
+
+    def line(self, row: dict[str, float]) -> None:
+        steps, done = self.run.config.steps, int(row["step"])
+        left = row["seconds"] / done * (steps - done)
+        self.close()
+        print(
+            f"step {done:>{len(str(steps))}}/{steps}"
+            f"  loss {row['loss']:.4f}  valid {row['valid_loss']:.4f}"
+            f"  {row['tokens_per_second']:,.0f} tokens/s"
+            f"  {left:.0f} s left",
+            flush=True,
+        )
+
+    def close(self) -> None:
+        if self.bar is not None:
+            print()
+            self.bar = None
