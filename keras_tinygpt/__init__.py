@@ -1,21 +1,61 @@
-"""Small GPTs for Keras: layers, models, training, generation, export."""
+"""Small GPTs for Keras: layers, models, training, generation."""
 
 from keras_tinygpt import layers
+from keras_tinygpt.bundle import LanguageModel, load, save
+from keras_tinygpt.evaluation import Scores, evaluate
+from keras_tinygpt.generation import generate, stream
 from keras_tinygpt.models import (
     GPTConfig,
     LSTMConfig,
+    NGram,
     build_gpt,
     build_lstm,
     fingerprint,
+)
+from keras_tinygpt.text import (
+    ByteTokenizer,
+    CharTokenizer,
+    Corpus,
+    WindowDataset,
+    encode_corpus,
+    load_corpus,
+    split_ids,
+    window_schedule,
+)
+from keras_tinygpt.training import (
+    TrainConfig,
+    TrainResult,
+    make_optimizer,
+    train,
 )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ByteTokenizer",
+    "CharTokenizer",
+    "Corpus",
     "GPTConfig",
     "LSTMConfig",
+    "LanguageModel",
+    "NGram",
+    "Scores",
+    "TrainConfig",
+    "TrainResult",
+    "WindowDataset",
     "build_gpt",
     "build_lstm",
+    "encode_corpus",
+    "evaluate",
     "fingerprint",
+    "generate",
     "layers",
+    "load",
+    "load_corpus",
+    "make_optimizer",
+    "save",
+    "split_ids",
+    "stream",
+    "train",
+    "window_schedule",
 ]

@@ -49,7 +49,8 @@ class TrainConfig:
         final_learning_rate_fraction: share of the peak rate reached at the last step.
         decay_fraction: share of the steps after the warm-up during which a linear
             schedule falls; before that it stays at the peak.
-        warmup_steps: updates of linear rise from 0 to the peak rate; at most steps.
+        warmup_steps: updates of linear rise from 0 to the peak rate, at most steps;
+            None means 100, or a tenth of a shorter run.
         weight_decay: decoupled decay per update and unit of rate, on matrices only.
         beta_2: decay of Adam's second moment.
         clip_norm: largest norm of the whole gradient; None means no clipping.
@@ -75,7 +76,7 @@ class TrainConfig:
     schedule: str = "cosine"
     final_learning_rate_fraction: float = 0.1
     decay_fraction: float = 1.0
-    warmup_steps: int = 100
+    warmup_steps: int | None = None
     weight_decay: float = 0.1
     beta_2: float = 0.99
     clip_norm: float | None = 1.0
@@ -93,7 +94,8 @@ class TrainConfig:
         if self.sequence_length is not None:
             check_int("sequence_length", self.sequence_length)
         check_int("seed", self.seed, 0, 2**32 - 1)
-        check_int("warmup_steps", self.warmup_steps, 0, self.steps)
+        if self.warmup_steps is not None:
+            check_int("warmup_steps", self.warmup_steps, 0, self.steps)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_float("learning_rate", self.learning_rate, low_open=True)
@@ -164,7 +166,10 @@ class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(self, config: TrainConfig):
         super().__init__()
         self.config = config
-        decay_steps = max(1, config.steps - config.warmup_steps)
+        self.warmup_steps = config.warmup_steps
+        if config.warmup_steps is None:
+            self.warmup_steps = min(100, config.steps // 10)
+        decay_steps = max(1, config.steps - self.warmup_steps)
         if config.schedule == "cosine":
             self._after_warmup = keras.optimizers.schedules.CosineDecay(
                 config.learning_rate,
@@ -184,14 +189,14 @@ class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):
         config = self.config
         step = keras.ops.cast(step, "float32")
         step = keras.ops.floor(step / config.gradient_accumulation_steps)
-        after = step - config.warmup_steps
+        after = step - self.warmup_steps
         if config.schedule == "constant":
             rate = keras.ops.full_like(step, config.learning_rate)
         elif config.schedule == "linear":
             rate = self._after_warmup(keras.ops.maximum(after - self._decay_start, 0.0))
         else:
             rate = self._after_warmup(keras.ops.maximum(after, 0.0))
-        warmup = config.learning_rate * (step + 1.0) / max(1, config.warmup_steps)
+        warmup = config.learning_rate * (step + 1.0) / max(1, self.warmup_steps)
         return keras.ops.where(after < 0.0, warmup, rate)
 
     def get_config(self):
@@ -390,7 +395,8 @@ def _tensorboard(directory) -> keras.callbacks.Callback:
         import tensorboard  # noqa: F401
     except ImportError as error:
         raise ValueError(
-            "tensorboard=True needs the package: pip install 'keras-tinygpt[tensorboard]'"
+            "tensorboard=True needs its package: "
+            "pip install 'keras-tinygpt[tensorboard]'"
         ) from error
     return keras.callbacks.TensorBoard(str(Path(directory) / "tensorboard"))
 

@@ -113,10 +113,7 @@ def generate(
         context=context,
         logits_processor=logits_processor,
     )
-    rows = [
-        _Row(request.stops, limit)
-        for limit in request.limits
-    ]
+    rows = [_Row(request.stops, limit) for limit in request.limits]
     for tokens, scores in _pieces(model, request, GENERATE_RUN):
         for row, new, score in zip(rows, tokens, scores, strict=True):
             row.extend(new, score)
@@ -333,4 +330,3 @@ def _plain_loop(model, request: Request):
             texts[row].append(int(chosen[row]))
             view = [*views[row], int(chosen[row])]
             views[row] = fit_window(view, request.window, request.context)
-

@@ -70,7 +70,10 @@ def attend(query, key, value, mask=None, bias=None, dropout=None, training=None)
         scores = ops.add(scores, bias)
     if mask is not None:
         scores = ops.where(mask, scores, MASKED)
-    weights = ops.softmax(scores, axis=-1)
+    if key.shape[2] == 1:  # Keras warns of a softmax over a single key
+        weights = ops.ones_like(scores)
+    else:
+        weights = ops.softmax(scores, axis=-1)
     if mask is not None and len(mask.shape) == 4:  # a padded row may allow no key
         weights = ops.where(mask, weights, 0.0)
 

@@ -170,9 +170,7 @@ def _apply(config: LSTMConfig, layers, policy, tokens, states, live=None):
     new_states = []
     for index in range(config.num_layers):
         initial = None if states is None else list(states[index])
-        x, hidden, cell = layers[f"lstm_{index}"](
-            x, initial_state=initial, mask=live
-        )
+        x, hidden, cell = layers[f"lstm_{index}"](x, initial_state=initial, mask=live)
         new_states.append((hidden, cell))
         if config.dropout:
             x = layers[f"dropout_{index}"](x)

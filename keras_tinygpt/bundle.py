@@ -1,0 +1,233 @@
+"""A trained model as one folder: weights, tokenizer, scores.
+
+A bundle holds `model.keras`, `tokenizer.json` and `metrics.json`; other files beside
+them (history, plots, checkpoints) are left alone. Loading runs no code from the files.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_tinygpt.files import write_json
+from keras_tinygpt.generation import generate, stream
+from keras_tinygpt.text.tokenizers import load_tokenizer
+
+FORMAT_VERSION = 1
+MODEL, TOKENIZER, METRICS = "model.keras", "tokenizer.json", "metrics.json"
+
+
+def save(
+    path: str | os.PathLike,
+    model: keras.Model,
+    tokenizer: Any,
+    metrics: dict[str, Any] | None = None,
+    *,
+    overwrite: bool = False,
+) -> Path:
+    """Writes a bundle folder, whole or not at all.
+
+    Args:
+        path: the folder; its parents are made.
+        model: from `build_gpt` or `build_lstm`.
+        tokenizer: a `CharTokenizer` or `ByteTokenizer`; its vocab_size is the model's.
+        metrics: anything JSON can hold.
+        overwrite: whether an existing bundle at `path` is replaced.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: if tokenizer and model disagree.
+        FileExistsError: if `path` exists and `overwrite` is False.
+    """
+    path = Path(path)
+    _check_pair(model, tokenizer)
+    check_free(path, overwrite)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(path) as folder:
+        model.save(folder / MODEL)
+        tokenizer.save(folder / TOKENIZER)
+        content = {"format_version": FORMAT_VERSION, "metrics": metrics or {}}
+        write_json(folder / METRICS, content)
+    return path
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yields a temporary folder that takes the place of `path` if all goes well.
+
+    Files of an earlier folder that the new one does not have are kept.
+    """
+    temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{path.name}-", dir=path.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        if path.exists():
+            for old in path.iterdir():
+                if not (temporary / old.name).exists():
+                    shutil.move(str(old), str(temporary / old.name))
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def check_free(path: Path, overwrite: bool) -> None:
+    """Raises FileExistsError unless `path` is free or may be written over."""
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(f"{path} exists and is not a folder")
+    if path.is_dir() and any(path.iterdir()) and not overwrite:
+        raise FileExistsError(f"{path} exists already")
+
+
+def _check_pair(model: keras.Model, tokenizer: Any) -> None:
+    vocab_size = model.output_shape[-1]
+    if vocab_size != tokenizer.vocab_size:
+        raise ValueError(
+            f"tokenizer and model must agree: the tokenizer has {tokenizer.vocab_size} "
+            f"tokens, the model vocab_size={vocab_size}"
+        )
+
+
+class LanguageModel:
+    """A model with its tokenizer: text in, text out.
+
+    Attributes:
+        model: the Keras model.
+        tokenizer: turns text into token ids and back.
+        metrics: what was recorded when the bundle was saved.
+    """
+
+    def __init__(
+        self, model: keras.Model, tokenizer: Any, metrics: dict[str, Any] | None = None
+    ):
+        _check_pair(model, tokenizer)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.metrics = metrics or {}
+
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        max_new_tokens: int = 200,
+        *,
+        stop: str | Sequence[str] = (),
+        unknown: str = "error",
+        **settings: Any,
+    ) -> str | list[str]:
+        """Returns the prompt with its continuation; for a list of prompts a list.
+
+        Args:
+            prompt: at least one character, or a list of prompts.
+            max_new_tokens: most tokens to add.
+            stop: strings; the text ends before the first of them in the continuation.
+            unknown: what to do with characters the tokenizer lacks: "error", "drop",
+                or a character to put in their place.
+            **settings: see `keras_tinygpt.generate` (temperature, top_k, top_p, min_p,
+                repetition_penalty, seed, use_cache, context, allowed_tokens).
+        """
+        single = isinstance(prompt, str)
+        prompts = [
+            self._encode(text, unknown) for text in ([prompt] if single else prompt)
+        ]
+        outputs = generate(
+            self.model, prompts, max_new_tokens, stop=self._stops(stop), **settings
+        )
+        texts = [self.tokenizer.decode(tokens) for tokens in outputs]
+        return texts[0] if single else texts
+
+    def stream(
+        self,
+        prompt: str,
+        max_new_tokens: int = 200,
+        *,
+        stop: str | Sequence[str] = (),
+        unknown: str = "error",
+        **settings: Any,
+    ) -> Iterator[str]:
+        """Yields the continuation piece by piece, never half a character.
+
+        Takes the arguments of `generate`; the prompt is not repeated.
+        """
+        pieces = stream(
+            self.model,
+            self._encode(prompt, unknown),
+            max_new_tokens,
+            stop=self._stops(stop),
+            **settings,
+        )
+        return self._decode(pieces)
+
+    def _decode(self, pieces: Iterator[np.ndarray]) -> Iterator[str]:
+        decoder = self.tokenizer.stream_decoder()
+        for tokens in pieces:
+            text = "".join(decoder.push(token) for token in tokens.tolist())
+            if text:
+                yield text
+        rest = decoder.finish()
+        if rest:
+            yield rest
+
+    def _encode(self, text: str, unknown: str) -> np.ndarray:
+        tokens = self.tokenizer.encode(text, unknown=unknown)
+        if not len(tokens):
+            raise ValueError(
+                f"prompt must hold at least one character the model knows, got {text!r}"
+            )
+        return tokens
+
+    def _stops(self, stop: str | Sequence[str]) -> list[np.ndarray]:
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        if "" in stops:
+            raise ValueError("stop must not be an empty string")
+        return [self.tokenizer.encode(text) for text in stops]
+
+
+def load(path: str | os.PathLike) -> LanguageModel:
+    """Loads a bundle folder.
+
+    Raises:
+        FileNotFoundError: if the folder or one of its files is missing.
+        ValueError: if a file is damaged, was written by a newer version, or tokenizer
+            and model disagree.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"a bundle is a folder with {MODEL}; {path} {what}")
+    for name in (MODEL, TOKENIZER):
+        if not (path / name).is_file():
+            raise FileNotFoundError(f"{path} is not a bundle: it has no {name}")
+    metrics = {}
+    if (path / METRICS).exists():
+        metrics = _read_metrics(path / METRICS)
+    tokenizer = load_tokenizer(path / TOKENIZER)
+    try:
+        model = keras.saving.load_model(path / MODEL, compile=False)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(f"{path / MODEL} cannot be read: {reason}") from error
+    return LanguageModel(model, tokenizer, metrics)
+
+
+def _read_metrics(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        version, metrics = content["format_version"], content["metrics"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if version != FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has format_version {version!r}, this version of keras_tinygpt "
+            f"reads {FORMAT_VERSION}"
+        )
+    return metrics

@@ -1,0 +1,247 @@
+"""The command line: tinygpt train, evaluate, generate.
+
+Flags come from the config dataclasses. Bad input ends with one line on standard error
+and exit code 2, Ctrl-C with exit code 130; in both cases nothing is half-written.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from keras_tinygpt import commands
+from keras_tinygpt.generation.sampling import SamplingConfig
+from keras_tinygpt.training import TrainConfig, TrainingDiverged
+
+USER_ERRORS = (ValueError, OSError, TrainingDiverged, UnicodeError)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """Train a model on a text, score it, save it and print a sample.
+
+    Args:
+        corpus: a UTF-8 text file, "five-nights" (comes with the package) or
+            "shakespeare" (downloaded once).
+        architecture: gpt or lstm.
+        preset: shape of the model and recipe of the training; other flags change
+            single values of it. tiny is for the gpt only.
+        with_lstm: whether an LSTM of the same preset is trained too, for comparison.
+        tokenizer: char (one token a character) or byte (UTF-8 bytes).
+        split: fractions (0.9 0.1) or token counts (1000000 55000 60394) of the
+            training, validation and optional test part, in the order of the text.
+        out: folder of the run; default saved_models/CORPUS-PRESET.
+        force: whether an existing run in that folder is replaced.
+        resume: whether the interrupted run in that folder is continued.
+        precision: float32, mixed_bfloat16 or mixed_float16.
+        prompt: start of the sample; default is the first line of the validation part.
+        sample_tokens: length of the sample, in tokens.
+        tensorboard: whether TensorBoard logs are written (needs that package).
+    """
+
+    corpus: tyro.conf.Positional[str] = "five-nights"
+    architecture: Literal["gpt", "lstm"] = "gpt"
+    preset: Literal["book", "mini", "tiny"] = "book"
+    with_lstm: bool = False
+    tokenizer: Literal["char", "byte"] = "char"
+    split: tuple[float, ...] = (0.9, 0.1)
+    out: Path | None = None
+    force: bool = False
+    resume: bool = False
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    prompt: str | None = None
+    sample_tokens: int = 300
+    tensorboard: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateOptions:
+    """Score a saved model on a text.
+
+    Args:
+        bundle: folder made by tinygpt train.
+        corpus: text file or corpus name; default is the held-out part of the corpus
+            the model was trained on.
+        method: windows, strided or stateful; default is the best the model can do.
+        sequence_length: tokens per window; default is the model's window.
+        unknown: what to do with characters the model does not know: error, drop, or a
+            character to put in their place.
+    """
+
+    bundle: tyro.conf.Positional[Path]
+    corpus: tyro.conf.Positional[str | None] = None
+    method: Literal["windows", "strided", "stateful"] | None = None
+    sequence_length: int | None = None
+    unknown: str = "error"
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerateOptions:
+    """Continue a prompt with a saved model, printed as it is made.
+
+    Args:
+        bundle: folder made by tinygpt train.
+        prompt: text to continue; read from standard input when left out.
+        max_new_tokens: most tokens to add.
+        num_samples: number of continuations; sample i uses seed + i.
+        seed: of the draws.
+        stop: text at which to end; may be given more than once.
+        context: what happens when the window is full: crop (read the last window at
+            every step), slide (drop to half a window, fast) or stop.
+        use_cache: whether keys and values are kept: the same text, faster.
+        unknown: what to do with characters the model does not know: error, drop, or a
+            character to put in their place.
+    """
+
+    bundle: tyro.conf.Positional[Path]
+    prompt: tyro.conf.Positional[str | None] = None
+    max_new_tokens: int = 300
+    num_samples: int = 1
+    seed: int = 0
+    stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    context: Literal["crop", "slide", "stop"] = "crop"
+    use_cache: bool = True
+    unknown: str = "error"
+
+
+def flags_of(config: Any, *without: str) -> type:
+    """A dataclass with the fields of `config` and its values as defaults."""
+    fields = [
+        (field.name, field.type, dataclasses.field(default=getattr(config, field.name)))
+        for field in dataclasses.fields(config)
+        if field.name not in without
+    ]
+    name = type(config).__name__
+    return dataclasses.make_dataclass(
+        name, fields, namespace={"__doc__": type(config).__doc__}, frozen=True
+    )
+
+
+def _parse(command: str, parts: dict[str, type], argv: list[str]) -> dict[str, Any]:
+    """Parses the flags of several dataclasses as one flat list."""
+    first = next(iter(parts.values()))
+    combined = dataclasses.make_dataclass(
+        "Flags",
+        [(name, tyro.conf.OmitArgPrefixes[part]) for name, part in parts.items()],
+    )
+    flags = tyro.cli(
+        tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[combined]],
+        prog=f"tinygpt {command}",
+        description=first.__doc__.split("\n")[0],
+        args=argv,
+    )
+    return {name: getattr(flags, name) for name in parts}
+
+
+def _train(argv: list[str]) -> None:
+    chosen = {
+        field.name: _peek(argv, field.name, field.default)
+        for field in dataclasses.fields(TrainOptions)
+        if field.name in ("architecture", "preset")
+    }
+    recipe = commands.recipe(**chosen)
+    parts = _parse(
+        "train",
+        {
+            "options": TrainOptions,
+            "model": flags_of(recipe.model, "vocab_size"),
+            "training": flags_of(recipe.training),
+        },
+        argv,
+    )
+    commands.train_command(
+        parts["options"],
+        dataclasses.asdict(parts["model"]),
+        TrainConfig(**dataclasses.asdict(parts["training"])),
+        argv,
+    )
+
+
+def _peek(argv: list[str], name: str, default: str) -> str:
+    """The value of one flag, before the others are known."""
+    flag, value = f"--{name}", default
+    for index, argument in enumerate(argv):
+        if argument == flag and index + 1 < len(argv):
+            value = argv[index + 1]
+        elif argument.startswith(flag + "="):
+            value = argument.split("=", 1)[1]
+    return value
+
+
+def _evaluate(argv: list[str]) -> None:
+    commands.evaluate_command(
+        _parse("evaluate", {"options": EvaluateOptions}, argv)["options"]
+    )
+
+
+def _generate(argv: list[str]) -> None:
+    sampling = flags_of(SamplingConfig(), "allowed_tokens")
+    parts = _parse("generate", {"options": GenerateOptions, "sampling": sampling}, argv)
+    commands.generate_command(parts["options"], dataclasses.asdict(parts["sampling"]))
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "generate": _generate,
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs one command and exits: 0, 2 on bad input, 130 on Ctrl-C."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_usage())
+        sys.exit(0 if argv else 2)
+    if argv[0] == "--version":
+        from keras_tinygpt import __version__
+
+        print(f"tinygpt {__version__}")
+        sys.exit(0)
+    if argv[0] not in COMMANDS:
+        _fail(f"command must be one of {', '.join(COMMANDS)}, got {argv[0]!r}")
+    try:
+        COMMANDS[argv[0]](argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt as error:
+        print(
+            f"\ntinygpt: stopped{': ' + str(error) if str(error) else ''}",
+            file=sys.stderr,
+        )
+        sys.exit(130)
+    except USER_ERRORS as error:
+        _fail(_one_line(error))
+
+
+def _usage() -> str:
+    lines = ["usage: tinygpt COMMAND [flags]", ""]
+    for name, options in (
+        ("train", TrainOptions),
+        ("evaluate", EvaluateOptions),
+        ("generate", GenerateOptions),
+    ):
+        lines.append(f"  {name:<10}{options.__doc__.splitlines()[0]}")
+    return "\n".join([*lines, "", "tinygpt COMMAND --help lists the flags."])
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        text = f"{error.filename}: {error.strerror}"
+    return " ".join(text.split()) or type(error).__name__
+
+
+def _fail(message: str) -> None:
+    print(f"tinygpt: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,400 @@
+"""What the commands do, as functions of plain options.
+
+`cli` turns flags into these options; everything here can be called from Python.
+"""
+
+import dataclasses
+import json
+import platform
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_tinygpt import bundle as bundles
+from keras_tinygpt.checks import check_int
+from keras_tinygpt.evaluation import Scores, evaluate
+from keras_tinygpt.models import (
+    GPTConfig,
+    LSTMConfig,
+    NGram,
+    build_gpt,
+    build_lstm,
+    fingerprint,
+)
+from keras_tinygpt.plots import plot_history
+from keras_tinygpt.text import (
+    ByteTokenizer,
+    CharTokenizer,
+    encode_corpus,
+    even_starts,
+    load_corpus,
+    split_ids,
+    window_schedule,
+)
+from keras_tinygpt.training import (
+    TrainConfig,
+    TrainResult,
+    model_window,
+    train,
+)
+
+PART_NAMES = ("train", "valid", "test")
+NGRAMS = ((3, 0.1), (5, 0.01))  # order and add-k of the printed baselines
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Shape and training of a preset."""
+
+    model: GPTConfig | LSTMConfig
+    training: TrainConfig
+
+
+TRAININGS: dict[tuple[str, str], dict[str, Any]] = {
+    ("gpt", "book"): {"steps": 2501, "learning_rate": 4e-3},
+    ("gpt", "mini"): {"learning_rate": 2e-3},
+    ("gpt", "tiny"): {
+        "optimizer": "muon",
+        "learning_rate": 0.02,
+        "schedule": "linear",
+        "decay_fraction": 0.6,
+    },
+    ("lstm", "book"): {"steps": 2501, "learning_rate": 4e-3},
+    ("lstm", "mini"): {"learning_rate": 4e-3},
+}
+
+
+def recipe(architecture: str, preset: str, vocab_size: int = 1) -> Recipe:
+    """Returns the recipe of a preset; ValueError if there is none."""
+    if (architecture, preset) not in TRAININGS:
+        known = [name for kind, name in TRAININGS if kind == architecture]
+        raise ValueError(
+            f"preset for architecture {architecture!r} must be one of "
+            f"{', '.join(known)}, got {preset!r}"
+        )
+    config = GPTConfig if architecture == "gpt" else LSTMConfig
+    return Recipe(
+        config.preset(preset, vocab_size),
+        TrainConfig(**TRAININGS[architecture, preset]),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """One model to train."""
+
+    name: str
+    folder: Path
+    config: GPTConfig | LSTMConfig
+    training: TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """One line of the table at the end."""
+
+    name: str
+    parameters: int | None
+    steps: int | None
+    seconds: float | None
+    scores: dict[str, Scores]  # by part
+
+
+def train_command(
+    options: Any, model_flags: dict[str, Any], training: TrainConfig, argv: list[str]
+) -> Path:
+    """Trains, scores, saves, plots and samples; returns the bundle folder.
+
+    Args:
+        options: a `cli.TrainOptions`.
+        model_flags: fields of the model's config, vocab_size left out.
+        training: how to train.
+        argv: the flags as typed, for the line that says how to go on.
+    """
+    corpus = load_corpus(options.corpus)
+    tokenizer = ByteTokenizer()
+    if options.tokenizer == "char":
+        tokenizer = CharTokenizer.from_text(corpus)
+    parts = _split(encode_corpus(corpus, tokenizer), options.split)
+    make = GPTConfig if options.architecture == "gpt" else LSTMConfig
+    config = make(vocab_size=tokenizer.vocab_size, **model_flags)
+    length = training.sequence_length or config.max_sequence_length
+    window_schedule(len(parts["train"]), length, 1, 1, name="the training part")
+    for name in list(parts)[1:]:
+        even_starts(len(parts[name]), length, name=f"the {name} part")
+    prompt = _first_line(tokenizer, parts) if options.prompt is None else options.prompt
+    tokenizer.encode(prompt)  # unknown characters are told before training
+
+    kind = options.preset + ("-lstm" if options.architecture == "lstm" else "")
+    out = options.out or Path("saved_models", f"{corpus.name}-{kind}")
+    jobs = [_Job(kind, out, config, training)]
+    if options.with_lstm and options.architecture == "gpt":
+        jobs.append(_lstm_beside(jobs[0], options.preset))
+    _claim(out, options)
+    sizes = ", ".join(f"{name} {len(part):,}" for name, part in parts.items())
+    print(f"{corpus.name}: vocabulary {tokenizer.vocab_size}; tokens: {sizes}")
+
+    rows, histories = [], {}
+    for job in jobs:
+        model, result = _fit(job, parts, options, argv)
+        row = _score(job, model, result, parts)
+        metrics = _metrics(options, corpus, parts, job, model, result, row)
+        bundles.save(job.folder, model, tokenizer, metrics, overwrite=True)
+        rows.append(row)
+        histories[job.name] = result.history
+    counts = _count_ngrams(parts, tokenizer.vocab_size)
+    _print_table([*rows, *counts])
+    plot_history(
+        histories,
+        out / "curve.png",
+        baselines={row.name: row.scores["valid"].nats for row in counts},
+        title=f"{corpus.name}: loss during training",
+    )
+    print(f"\nsample (temperature 0.8, seed {training.seed}):\n")
+    _print_stream(bundles.load(out), prompt, options.sample_tokens, seed=training.seed)
+    print(f"\n\nsaved {out}: model.keras, tokenizer.json, metrics.json, curve.png")
+    print(f"continue a text: tinygpt generate {shlex.quote(str(out))} 'your prompt'")
+    return out
+
+
+def _split(ids: np.ndarray, split: tuple[float, ...]) -> dict[str, np.ndarray]:
+    """The parts by name, from fractions or, if all numbers are whole, from counts."""
+    if len(split) not in (2, 3):
+        raise ValueError(f"split must be 2 or 3 numbers, got {len(split)}")
+    if all(value == int(value) and value != 0 and abs(value) >= 1 for value in split):
+        cut = split_ids(ids, counts=[int(value) for value in split])
+    else:
+        cut = split_ids(ids, fractions=split)
+    return dict(zip(PART_NAMES, cut, strict=False))
+
+
+def _first_line(tokenizer: Any, parts: dict[str, np.ndarray]) -> str:
+    """A short prompt from the start of the held-out text."""
+    text = tokenizer.decode(parts["valid"][:400]).lstrip()
+    line = next((line for line in text.splitlines() if line.strip()), "")[:60]
+    return line + "\n" if "\n" in text else line
+
+
+def _lstm_beside(job: _Job, preset: str) -> _Job:
+    """The LSTM of the same preset under the same budget."""
+    base = recipe("lstm", "mini" if preset == "tiny" else preset)
+    config = dataclasses.replace(
+        base.model,
+        vocab_size=job.config.vocab_size,
+        max_sequence_length=job.config.max_sequence_length,
+    )
+    shared = ("steps", "batch_size", "sequence_length", "seed", "validate_every")
+    training = dataclasses.replace(
+        base.training, **{name: getattr(job.training, name) for name in shared}
+    )
+    return _Job(f"{preset}-lstm", job.folder / "lstm", config, training)
+
+
+def _claim(out: Path, options: Any) -> None:
+    """Makes sure that a run may be written to `out`."""
+    if options.resume:
+        if not (out / "checkpoints").is_dir():
+            raise ValueError(f"resume needs an interrupted run, found none in {out}")
+        return
+    try:
+        bundles.check_free(out, options.force)
+    except FileExistsError as error:
+        hint = "" if out.is_file() else "; --force replaces it, --resume continues it"
+        raise FileExistsError(f"out: {error}{hint}") from error
+    for folder in (out, out / "lstm"):  # an old bundle stays until the new one is done
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def _fit(job: _Job, parts, options, argv) -> tuple[keras.Model, TrainResult]:
+    build = build_gpt if isinstance(job.config, GPTConfig) else build_lstm
+    model = build(job.config, seed=job.training.seed, dtype=options.precision)
+    print(
+        f"\n{job.name}: {model.count_params():,} parameters, "
+        f"{job.training.steps:,} steps of {job.training.batch_size} windows of "
+        f"{model_window(model, job.training.sequence_length)} tokens",
+        flush=True,
+    )
+    try:
+        result = train(
+            model,
+            parts["train"],
+            parts["valid"],
+            job.training,
+            directory=job.folder,
+            resume=options.resume and (job.folder / "checkpoints/state.json").exists(),
+            tensorboard=options.tensorboard,
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_how_to_go_on(job.folder, options, argv)) from None
+    return model, result
+
+
+def _how_to_go_on(folder: Path, options: Any, argv: list[str]) -> str:
+    state = folder / "checkpoints" / "state.json"
+    if not state.exists():
+        return "before the first checkpoint; nothing was saved"
+    step = json.loads(state.read_text("utf-8"))["step"]
+    arguments = argv if options.resume else [*argv, "--resume"]
+    command = shlex.join(["tinygpt", "train", *arguments])
+    return f"the checkpoint of step {step} in {folder} is kept; go on with: {command}"
+
+
+def _score(job: _Job, model, result: TrainResult, parts) -> _Row:
+    scores = {
+        name: evaluate(model, ids) for name, ids in parts.items() if name != "train"
+    }
+    return _Row(
+        job.name, model.count_params(), job.training.steps, result.seconds, scores
+    )
+
+
+def _count_ngrams(parts: dict[str, np.ndarray], vocab_size: int) -> list[_Row]:
+    rows = []
+    for order, k in NGRAMS:
+        if min(map(len, parts.values())) <= order:
+            continue
+        model = NGram(order, k, vocab_size).fit(parts["train"])
+        scores = {
+            name: Scores.from_losses(
+                model.nats(ids) * (len(ids) - order + 1), len(ids) - order + 1
+            )
+            for name, ids in parts.items()
+            if name != "train"
+        }
+        rows.append(_Row(f"{order}-gram, add {k}", None, None, None, scores))
+    return rows
+
+
+def _metrics(options, corpus, parts, job, model, result, row) -> dict[str, Any]:
+    """What a bundle records about its run."""
+    return {
+        "corpus": {
+            "name": corpus.name,
+            "source": str(options.corpus),
+            "sha256": corpus.sha256,
+        },
+        "split": {name: len(ids) for name, ids in parts.items()},
+        "architecture": "gpt" if isinstance(job.config, GPTConfig) else "lstm",
+        "parameters": row.parameters,
+        "precision": options.precision,
+        "training": dataclasses.asdict(job.training),
+        "scores": {name: dataclasses.asdict(s) for name, s in row.scores.items()},
+        "seconds": round(result.seconds, 1),
+        "tokens_per_second": round(result.tokens_per_second),
+        "best_step": result.best_step,
+        "fingerprints": {
+            "initial": result.initial_fingerprint,
+            "final": fingerprint(model),
+            "schedule": result.schedule_fingerprint,
+        },
+        "versions": {
+            "keras": keras.version(),
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "backend": keras.backend.backend(),
+        },
+    }
+
+
+def _print_table(rows: list[_Row]) -> None:
+    names = list(rows[0].scores)
+    width = max(len(row.name) for row in rows)
+    head = f"{'model':<{width}}  {'parameters':>10}  {'steps':>6}  {'seconds':>7}"
+    for name in names:
+        head += f"  {name + ' nats':>10}  {'perplexity':>10}  {'bits':>5}"
+    print(f"\n{head}")
+    for row in rows:
+        cells = [
+            f"{'' if row.parameters is None else format(row.parameters, ','):>10}",
+            f"{'' if row.steps is None else format(row.steps, ','):>6}",
+            f"{'' if row.seconds is None else format(row.seconds, '.0f'):>7}",
+        ]
+        for name in names:
+            score = row.scores[name]
+            cells.append(
+                f"{score.nats:>10.4f}  {score.perplexity:>10.2f}  "
+                f"{score.bits_per_token:>5.2f}"
+            )
+        print("  ".join([f"{row.name:<{width}}", *cells]))
+
+
+def evaluate_command(options: Any) -> Scores:
+    """Scores a bundle on a text and prints the figures; see `cli.EvaluateOptions`."""
+    language_model = bundles.load(options.bundle)
+    metrics, tokenizer = language_model.metrics, language_model.tokenizer
+    if options.corpus is None:
+        if "corpus" not in metrics:
+            raise ValueError(
+                f"corpus must be given: {options.bundle} does not name one"
+            )
+        corpus = load_corpus(metrics["corpus"]["source"])
+        if corpus.sha256 != metrics["corpus"]["sha256"]:
+            raise ValueError(
+                f"corpus {metrics['corpus']['source']} is not the text the model was "
+                "trained on (its sha256 differs); name the text to score"
+            )
+        split = metrics["split"]
+        part = list(split)[-1]
+        ids = encode_corpus(corpus, tokenizer)
+        ids = split_ids(ids, counts=list(split.values()))[-1]
+        text = tokenizer.decode(ids)
+        title = f"{corpus.name}, {part} part"
+    else:
+        corpus = load_corpus(options.corpus)
+        ids = encode_corpus(corpus, tokenizer, unknown=options.unknown)
+        text, title = corpus.text, corpus.name
+    scores = evaluate(
+        language_model.model,
+        ids,
+        options.method,
+        sequence_length=options.sequence_length,
+    )
+    print(
+        f"{title}: {scores.nats:.4f} nats per token, perplexity "
+        f"{scores.perplexity:.3f}, {scores.bits_per_token:.4f} bits per token, "
+        f"{scores.bits_per_token * scores.tokens / len(text):.4f} bits per character, "
+        f"{scores.tokens:,} tokens scored"
+    )
+    return scores
+
+
+def generate_command(options: Any, sampling: dict[str, Any]) -> None:
+    """Prints continuations of a prompt as they are made; see `cli.GenerateOptions`."""
+    check_int("num_samples", options.num_samples)
+    check_int("max_new_tokens", options.max_new_tokens, 0)
+    prompt = options.prompt
+    if prompt is None:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise ValueError("prompt must be given as an argument or on standard input")
+        prompt = sys.stdin.buffer.read().decode("utf-8")
+    language_model = bundles.load(options.bundle)
+    for index in range(options.num_samples):
+        if options.num_samples > 1:
+            print(f"{'' if index == 0 else chr(10)}--- sample {index + 1} ---")
+        _print_stream(
+            language_model,
+            prompt,
+            options.max_new_tokens,
+            stop=options.stop,
+            seed=options.seed + index,
+            context=options.context,
+            use_cache=options.use_cache,
+            unknown=options.unknown,
+            **sampling,
+        )
+        print()
+
+
+def _print_stream(
+    language_model: bundles.LanguageModel, prompt: str, max_new_tokens: int, **settings
+) -> None:
+    """Prints the prompt and its continuation, each piece as soon as it is decided."""
+    pieces = language_model.stream(prompt, max_new_tokens, **settings)
+    print(prompt, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)

@@ -1,0 +1,147 @@
+"""Scores of a language model on token ids: nats, perplexity, bits per token.
+
+Three ways to cut a long text into what the model can read, each scoring every target
+once: `windows` (state and context reset at each window), `strided` (overlapping
+windows, so that a GPT's targets have context) and `stateful` (an LSTM's state carried
+across the whole text).
+"""
+
+import dataclasses
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tinygpt.checks import check_choice, check_int
+from keras_tinygpt.models.lstm import LSTM
+from keras_tinygpt.training import check_ids, model_window
+
+METHODS = ("strided", "windows", "stateful")
+STATEFUL_CHUNK = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Mean loss of a model on a text.
+
+    Args:
+        nats: mean negative log-probability per token, natural logarithm.
+        perplexity: exp(nats).
+        bits_per_token: nats / ln 2.
+        tokens: number of tokens scored; the first token of a text is not.
+    """
+
+    nats: float
+    perplexity: float
+    bits_per_token: float
+    tokens: int
+
+    @classmethod
+    def from_losses(cls, total_nats: float, tokens: int) -> "Scores":
+        """Scores of `tokens` losses that sum to `total_nats`."""
+        nats = total_nats / tokens
+        perplexity = math.exp(nats) if nats < 700 else math.inf
+        return cls(nats, perplexity, nats / math.log(2), tokens)
+
+
+def evaluate(
+    model: keras.Model,
+    ids: np.ndarray,
+    method: str | None = None,
+    *,
+    sequence_length: int | None = None,
+    batch_size: int = 64,
+) -> Scores:
+    """Scores `model` on `ids`; every token but the first is a target exactly once.
+
+    Args:
+        model: int (B, T) -> logits (B, T, V).
+        ids: int array (n,), n >= 2.
+        method: "windows": windows of T tokens one after another; "strided": windows
+            moved by T // 2 of which the second half is scored, the first window whole;
+            "stateful": the recurrent state is carried across the text (LSTM only).
+            None means "stateful" for an LSTM and "strided" for all others.
+        sequence_length: T; None means the model's window.
+        batch_size: windows per forward pass.
+
+    Returns:
+        `Scores`.
+
+    Raises:
+        ValueError: for too few tokens, ids outside the vocabulary, or a method the
+            model cannot be scored with.
+    """
+    if method is None:
+        method = "stateful" if isinstance(model, LSTM) else "strided"
+    check_choice("method", method, METHODS)
+    check_int("batch_size", batch_size)
+    ids = np.asanyarray(ids)
+    check_ids("ids", ids, model.output_shape[-1])
+    if len(ids) < 2:
+        raise ValueError(
+            f"ids must hold at least 2 tokens to score one, got {len(ids)}"
+        )
+    if method == "stateful":
+        if not isinstance(model, LSTM):
+            raise ValueError(
+                'method="stateful" needs a model from build_lstm, got '
+                f"{type(model).__name__}"
+            )
+        return Scores.from_losses(_stateful(model, ids), len(ids) - 1)
+    length = model_window(model, sequence_length)
+    length = min(length, len(ids) - 1)
+    stride = length if method == "windows" else max(1, length // 2)
+    return Scores.from_losses(
+        _windowed(model, ids, length, stride, batch_size), len(ids) - 1
+    )
+
+
+def token_losses(model: keras.Model) -> keras.Model:
+    """Returns a model (inputs (B, T), targets (B, T)) -> nats per target (B, T)."""
+    inputs = keras.Input((None,), dtype="int32", name="inputs")
+    targets = keras.Input((None,), dtype="int32", name="targets")
+    losses = ops.sparse_categorical_crossentropy(
+        targets, model(inputs, training=False), from_logits=True
+    )
+    return keras.Model([inputs, targets], losses, name="token_losses")
+
+
+def _windowed(model, ids, length: int, stride: int, batch_size: int) -> float:
+    """Sum of the losses; window w scores the targets that no window before it did."""
+    last = len(ids) - 1 - length
+    starts = np.append(np.arange(0, last, stride), last)
+    scored = np.append(0, starts[:-1] + length)  # first target of each window
+    losses = token_losses(model)
+    total = 0.0
+    for first in range(0, len(starts), batch_size):
+        batch = starts[first : first + batch_size]
+        batch = np.resize(batch, batch_size)  # whole batches compile once
+        windows = ids[batch[:, None] + np.arange(length + 1)].astype("int32")
+        nats = losses.predict_on_batch([windows[:, :-1], windows[:, 1:]])
+        for row, start in enumerate(starts[first : first + batch_size]):
+            skip = max(0, scored[first + row] - start)
+            total += float(np.sum(nats[row, skip:], dtype="float64"))
+    return total
+
+
+def _stateful(model: LSTM, ids) -> float:
+    stepper = model.with_state()
+    vocab_size = model.output_shape[-1]
+    logits = keras.Input((None, vocab_size))
+    targets = keras.Input((None,), dtype="int32")
+    losses = keras.Model(
+        [logits, targets],
+        ops.sparse_categorical_crossentropy(targets, logits, from_logits=True),
+    )
+    states = model.zero_states(1)
+    total = 0.0
+    for start in range(0, len(ids) - 1, STATEFUL_CHUNK):
+        window = np.zeros((1, STATEFUL_CHUNK + 1), "int32")
+        piece = ids[start : start + STATEFUL_CHUNK + 1]
+        window[0, : len(piece)] = piece
+        live = np.arange(STATEFUL_CHUNK)[None] < len(piece) - 1
+        outputs, states = stepper.predict_on_batch([window[:, :-1], live, states])
+        nats = losses.predict_on_batch([outputs, window[:, 1:]])
+        total += float(np.sum(nats[live], dtype="float64"))
+    return total
