@@ -104,6 +104,10 @@ class _Row:
     seconds: float | None
     scores: dict[str, Scores]  # by part
 
+    def part_scores(self) -> dict[str, dict[str, float]]:
+        """The scores as plain numbers."""
+        return {name: dataclasses.asdict(s) for name, s in self.scores.items()}
+
 
 def train_command(
     options: Any, model_flags: dict[str, Any], training: TrainConfig, argv: list[str]
@@ -139,15 +143,19 @@ def train_command(
     sizes = ", ".join(f"{name} {len(part):,}" for name, part in parts.items())
     print(f"{corpus.name}: vocabulary {tokenizer.vocab_size}; tokens: {sizes}")
 
+    counts = _count_ngrams(parts, tokenizer.vocab_size)
     rows, histories = [], {}
     for job in jobs:
         model, result = _fit(job, parts, options, argv)
         row = _score(job, model, result, parts)
-        metrics = _metrics(options, corpus, parts, job, model, result, row)
+        metrics = {
+            "command": shlex.join(["tinygpt", "train", *argv]),
+            **_metrics(options, corpus, parts, job, model, result, row),
+            "ngrams": {count.name: count.part_scores() for count in counts},
+        }
         bundles.save(job.folder, model, tokenizer, metrics, overwrite=True)
         rows.append(row)
         histories[job.name] = result.history
-    counts = _count_ngrams(parts, tokenizer.vocab_size)
     _print_table([*rows, *counts])
     plot_history(
         histories,
@@ -273,6 +281,7 @@ def _count_ngrams(parts: dict[str, np.ndarray], vocab_size: int) -> list[_Row]:
 def _metrics(options, corpus, parts, job, model, result, row) -> dict[str, Any]:
     """What a bundle records about its run."""
     return {
+        "name": job.name,
         "corpus": {
             "name": corpus.name,
             "source": str(options.corpus),
@@ -283,7 +292,7 @@ def _metrics(options, corpus, parts, job, model, result, row) -> dict[str, Any]:
         "parameters": row.parameters,
         "precision": options.precision,
         "training": dataclasses.asdict(job.training),
-        "scores": {name: dataclasses.asdict(s) for name, s in row.scores.items()},
+        "scores": row.part_scores(),
         "seconds": round(result.seconds, 1),
         "tokens_per_second": round(result.tokens_per_second),
         "best_step": result.best_step,

@@ -611,3 +611,11 @@ def test_bad_arguments(layer_class, options, message):
 def test_bad_arguments_of_causal_attention(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         CausalMultiHeadAttention(N, **options)(np.zeros((B, T, D)))
+
+
+def test_a_padding_mask_with_a_cache_is_refused():
+    layer = CausalMultiHeadAttention(num_heads=2)
+    cache = tuple(ops.zeros((2, 2, 7, 3)) for _ in range(2))
+    mask = np.ones((2, 3), "bool")
+    with pytest.raises(ValueError, match="with a cache pass attention_mask"):
+        layer(ops.ones((2, 3, 6)), cache=cache, cache_index=0, mask=mask)

@@ -216,6 +216,7 @@ def test_logits_are_float32_under_mixed_policies(change, dtype):
     model, full = small(change, dtype=dtype), small(change)
     logits = model(ids(2, T))
     assert keras.backend.standardize_dtype(logits.dtype) == "float32"
+    assert model.output.dtype == "float32"
     block = keras.Model(model.input, model.get_layer("block_1").output)
     inner = block(ids(2, T)).dtype
     assert keras.backend.standardize_dtype(inner) == dtype.removeprefix("mixed_")

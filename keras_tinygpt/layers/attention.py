@@ -265,14 +265,20 @@ class CausalMultiHeadAttention(keras.layers.Layer):
     ):
         start = 0 if cache_index is None else cache_index
         query, key, value = self._project(inputs, start)  # (B, N, T, H)
+        padding = padding_mask(inputs, mask)
         if cache is not None:
+            if padding is not None:
+                raise ValueError(
+                    "mask covers the inputs and not the cache; with a cache pass "
+                    "attention_mask (B, T, S), got a mask"
+                )
             at = (0, 0, start, 0)
             key = ops.slice_update(cache[0], at, ops.cast(key, cache[0].dtype))
             value = ops.slice_update(cache[1], at, ops.cast(value, cache[1].dtype))
         query_positions = ops.arange(ops.shape(inputs)[1], dtype="int32") + start
         key_positions = ops.arange(ops.shape(key)[2], dtype="int32")
         allowed = self._allowed_keys(
-            query_positions, key_positions, attention_mask, padding_mask(inputs, mask)
+            query_positions, key_positions, attention_mask, padding
         )
         bias = None
         if self.positions == "alibi":

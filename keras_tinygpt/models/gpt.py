@@ -192,6 +192,8 @@ class GPT(keras.Model):
             x = make_norm(config.normalization, policy, "final_norm")(x)
         if config.tie_embeddings:
             logits = embedding(x, reverse=True)
+            # Already float32, but Keras 3.15 declares it to be in the compute type.
+            logits = keras.ops.cast(logits, "float32")
         else:
             logits = keras.layers.Dense(
                 config.vocab_size,

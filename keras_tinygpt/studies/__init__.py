@@ -1,0 +1,1 @@
+"""Matched comparisons and the tables made from their results."""

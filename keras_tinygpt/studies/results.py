@@ -1,0 +1,72 @@
+"""Results as small JSON files, and README tables rendered from them.
+
+A results file holds `{"rows": [...]}`, each row the `metrics.json` content of one run.
+The README has a pair of comment lines around each table, naming the file:
+
+    <!-- results: tiny_shakespeare -->
+    <!-- end of results -->
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from keras_tinygpt.bundle import METRICS
+from keras_tinygpt.files import write_json
+
+MARKED = re.compile(
+    r"(<!-- results: (?P<name>\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL
+)
+
+
+def record_runs(run_folders: list[Path], path: Path) -> None:
+    """Writes the metrics of finished runs to one results file, in the order given."""
+    rows = []
+    for folder in run_folders:
+        content = json.loads((folder / METRICS).read_text("utf-8"))
+        rows.append(content["metrics"])
+    write_json(path, {"rows": rows})
+
+
+def run_table(results: dict[str, Any]) -> str:
+    """A Markdown table of runs: shape, budget, last held-out part's scores, command."""
+    lines = [
+        "| model | parameters | steps x batch | seconds | tokens/s | part | nats "
+        "| perplexity | bits |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    commands = []
+    for row in results["rows"]:
+        training = row["training"]
+        part, scores = list(row["scores"].items())[-1]
+        lines.append(
+            f"| {row['name']} | {row['parameters']:,} "
+            f"| {training['steps']:,} x {training['batch_size']} "
+            f"| {row['seconds']:,.0f} | {row['tokens_per_second']:,} | {part} "
+            f"| {scores['nats']:.4f} | {scores['perplexity']:.2f} "
+            f"| {scores['bits_per_token']:.2f} |"
+        )
+        commands.append(f"{row['command']}  # seed {training['seed']}")
+    for name, scores in results["rows"][0]["ngrams"].items():
+        part_scores = list(scores.values())[-1]
+        lines.append(
+            f"| {name} | counts | | | | {list(scores)[-1]} | {part_scores['nats']:.4f} "
+            f"| {part_scores['perplexity']:.2f} | {part_scores['bits_per_token']:.2f} |"
+        )
+    versions = results["rows"][0]["versions"]
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return "\n".join(
+        [*lines, "", "```bash", *commands, "```", "", f"Two CPU cores; {listed}."]
+    )
+
+
+def render_readme(text: str, results_folder: Path) -> str:
+    """Returns the README text with every marked table rendered anew."""
+
+    def table(match: re.Match) -> str:
+        path = results_folder / f"{match['name']}.json"
+        results = json.loads(path.read_text("utf-8"))
+        return f"{match[1]}{run_table(results)}\n{match[3]}"
+
+    return MARKED.sub(table, text)

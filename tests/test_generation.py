@@ -1,0 +1,288 @@
+"""The cached engine against the plain loop, and the plain loop against known logits."""
+
+import gc
+import weakref
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_tinygpt as tg
+from keras_tinygpt.generation.engine import get_engine
+from keras_tinygpt.generation.steppers import make_stepper
+
+pytestmark = pytest.mark.backend
+
+VOCAB, WINDOW = 17, 13
+CONFIGS = {
+    "learned": {},
+    "sinusoidal": {"positions": "sinusoidal", "scale_embeddings": True},
+    "rotary": {"positions": "rotary", "num_kv_heads": 2, "qk_norm": True},
+    "alibi": {"positions": "alibi", "attention_window": 5, "tie_embeddings": True},
+    "none": {"positions": "none", "norm_position": "post", "normalization": "rms"},
+}
+GREEDY = {"temperature": 0.0}
+DRAWN = {"seed": 5, "temperature": 0.9, "top_k": 9, "top_p": 0.95, "min_p": 0.01}
+
+
+def sharpen(model, factor=20.0):
+    """Makes an untrained model opinionated, so that close calls are rare."""
+    for variable in model.weights:
+        if variable.path.startswith(("head", "token_embedding")):
+            variable.assign(variable * factor)
+    return model
+
+
+@pytest.fixture(scope="module")
+def models():
+    built = {
+        name: sharpen(
+            tg.build_gpt(
+                tg.GPTConfig(VOCAB, WINDOW, 2, 4, hidden_dim=24, **changes), seed=1
+            )
+        )
+        for name, changes in CONFIGS.items()
+    }
+    built["lstm"] = sharpen(
+        tg.build_lstm(tg.LSTMConfig(VOCAB, hidden_dim=19, num_layers=2), seed=1), 5.0
+    )
+    return built
+
+
+def prompt(length, seed=0):
+    return np.random.default_rng(seed).integers(0, VOCAB, length)
+
+
+class NextToken(keras.layers.Layer):
+    """Logits that say: after token t comes t + 1, with probability almost 1."""
+
+    def call(self, tokens):
+        following = (tokens + 1) % VOCAB
+        return 50.0 * ops.one_hot(following, VOCAB, dtype="float32")
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape, VOCAB)
+
+
+@pytest.fixture(scope="module")
+def counting_model():
+    tokens = keras.Input((None,), dtype="int32")
+    return keras.Model(tokens, NextToken()(tokens))
+
+
+def test_plain_loop_on_known_logits(counting_model):
+    tokens = tg.generate(counting_model, [3, 4], 7, use_cache=False)
+    assert tokens.tolist() == [3, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert tokens.dtype == np.int32
+
+
+def test_stop_sequences_end_before_themselves(counting_model):
+    stopped = tg.generate(
+        counting_model, [3], 9, use_cache=False, stop=[[7, 8], [9, 11]]
+    )
+    assert stopped.tolist() == [3, 4, 5, 6]
+    rows = tg.generate(
+        counting_model, [[3], [6, 7]], 5, use_cache=False, stop=[[5, 6]]
+    )
+    assert [row.tolist() for row in rows] == [[3, 4], [6, 7, 8, 9, 10, 11, 12]]
+
+
+def test_stream_holds_back_what_may_begin_a_stop(counting_model):
+    pieces = [
+        piece.tolist()
+        for piece in tg.stream(
+            counting_model, [3], 9, use_cache=False, stop=[[6, 7], [8, 9, 10]]
+        )
+    ]
+    assert pieces == [[4], [5]]
+    pieces = tg.stream(counting_model, [3], 4, use_cache=False, stop=[[6, 11]])
+    assert [piece.tolist() for piece in pieces] == [[4], [5], [6, 7]]
+
+
+def test_a_held_back_end_is_not_lost(counting_model):
+    pieces = tg.stream(counting_model, [3], 3, use_cache=False, stop=[[6, 7]])
+    assert np.concatenate(list(pieces)).tolist() == [4, 5, 6]
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, "lstm"])
+@pytest.mark.parametrize("context", ["crop", "slide", "stop"])
+def test_cached_equals_plain(models, name, context):
+    lengths = {"crop": (1, WINDOW - 1, 3 * WINDOW), "slide": (5, WINDOW, WINDOW + 1)}
+    for length in lengths.get(context, (1, WINDOW)):
+        for settings in (GREEDY, DRAWN):
+            arguments = (models[name], prompt(length), WINDOW + 4)
+            cached = tg.generate(*arguments, context=context, **settings)
+            plain = tg.generate(
+                *arguments, context=context, use_cache=False, **settings
+            )
+            np.testing.assert_array_equal(cached, plain)
+            pieces = tg.stream(*arguments, context=context, **settings)
+            np.testing.assert_array_equal(
+                cached, np.concatenate([prompt(length), *pieces])
+            )
+
+
+@pytest.mark.parametrize("name", ["learned", "rotary", "lstm"])
+@pytest.mark.parametrize("context", ["crop", "slide"])
+def test_each_row_equals_its_prompt_alone(models, name, context):
+    prompts = [prompt(length, seed=length) for length in (1, 5, WINDOW, WINDOW + 4)]
+    rows = tg.generate(models[name], prompts, 2 * WINDOW, seed=3, context=context)
+    for index, row in enumerate(rows):
+        alone = tg.generate(
+            models[name], prompts[index], 2 * WINDOW, seed=3 + index, context=context
+        )
+        np.testing.assert_array_equal(row, alone)
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, "lstm"])
+def test_step_logits_equal_a_full_forward_pass(models, name):
+    model, tokens = models[name], prompt(WINDOW)[None].astype("int32")
+    full = ops.convert_to_numpy(model(ops.convert_to_tensor(tokens)))
+    stepper, offsets = make_stepper(model), ops.convert_to_tensor([0], "int32")
+    state = stepper.initial_state(1)
+
+    def step(piece, index, last):
+        return stepper(
+            ops.convert_to_tensor(piece),
+            ops.convert_to_tensor(index, "int32"),
+            ops.convert_to_tensor(last, "int32"),
+            offsets,
+            state,
+        )
+
+    padded = np.pad(tokens[:, :6], ((0, 0), (0, stepper.chunk - 6)))
+    logits, state = step(padded, 0, 5)
+    np.testing.assert_allclose(ops.convert_to_numpy(logits), full[:, 5], atol=1e-4)
+    for place in range(6, WINDOW):
+        logits, state = step(tokens[:, place : place + 1], place, 0)
+        np.testing.assert_allclose(
+            ops.convert_to_numpy(logits), full[:, place], atol=1e-4
+        )
+
+
+def test_stop_context_ends_with_the_window(models):
+    tokens = tg.generate(models["learned"], prompt(5), 50, context="stop")
+    assert len(tokens) == WINDOW + 1
+    with pytest.raises(ValueError, match="at most max_sequence_length=13 tokens"):
+        tg.generate(models["learned"], prompt(WINDOW + 1), 5, context="stop")
+
+
+def test_new_settings_compile_nothing(models):
+    if keras.backend.backend() == "torch":
+        pytest.skip("PyTorch runs eagerly")
+    model = models["rotary"]
+    tg.generate(model, prompt(3), 2 * WINDOW)
+    engine = get_engine(model)
+    before = dict(engine.traces)
+    for seed, (length, new, top_k, top_p, temperature) in enumerate(
+        [(1, 30, None, None, 1.0), (9, 3, 4, None, 0.0), (40, 20, 1, 0.5, 2.0)]
+    ):
+        tg.generate(
+            model,
+            prompt(length),
+            new,
+            seed=seed,
+            top_k=top_k,
+            top_p=top_p,
+            temperature=temperature,
+            repetition_penalty=1.5,
+            allowed_tokens=[1, 2, 3, seed],
+        )
+    assert engine.traces == before
+
+
+def test_a_callable_limits_each_step(models):
+    def alternate(tokens):
+        return [1, 2] if tokens[-1] > 2 else [3, 4]
+
+    settings = {"allowed_tokens": alternate, "seed": 2}
+    for context in ("crop", "slide"):
+        arguments = (models["learned"], [5], 2 * WINDOW)
+        cached = tg.generate(*arguments, context=context, **settings)
+        assert all(token in (1, 2) for token in cached[1::2])
+        assert all(token in (3, 4) for token in cached[2::2])
+        plain = tg.generate(*arguments, context=context, use_cache=False, **settings)
+        np.testing.assert_array_equal(cached, plain)
+
+
+def test_a_logits_processor_is_applied(models):
+    def only_three(logits):
+        return logits + 1000.0 * ops.one_hot(3, VOCAB, dtype=logits.dtype)
+
+    tokens = tg.generate(models["learned"], [5], 4, logits_processor=only_three)
+    assert tokens.tolist() == [5, 3, 3, 3, 3]
+
+
+def test_log_probabilities_of_the_chosen_tokens(models):
+    model = models["learned"]
+    tokens, scores = tg.generate(
+        model, prompt(4), 8, seed=1, return_log_probabilities=True
+    )
+    logits = model(ops.convert_to_tensor(tokens[None, :-1]))
+    exact = ops.convert_to_numpy(ops.log_softmax(logits, axis=-1))[0]
+    expected = exact[np.arange(3, 11), tokens[4:]]
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+
+
+def test_later_training_is_seen(models):
+    model = tg.build_gpt(tg.GPTConfig(VOCAB, 7, 1, 1, hidden_dim=6), seed=0)
+    tg.generate(model, [1], 3, temperature=0.0)
+    bias = np.zeros(VOCAB, "float32")
+    bias[11] = 100.0
+    model.get_layer("head").bias.assign(bias)
+    assert tg.generate(model, [1], 3, temperature=0.0).tolist() == [1, 11, 11, 11]
+
+
+def test_half_precision_models_generate():
+    config = tg.GPTConfig(VOCAB, WINDOW, 2, 2, hidden_dim=24, positions="rotary")
+    model = sharpen(tg.build_gpt(config, dtype="mixed_bfloat16"))
+    tokens = tg.generate(model, prompt(5), 2 * WINDOW, temperature=0.0)
+    assert len(tokens) == 5 + 2 * WINDOW
+
+
+def test_a_model_is_not_kept_alive_by_its_engine():
+    model = tg.build_gpt(tg.GPTConfig(VOCAB, 5, 1, 1, hidden_dim=4))
+    tg.generate(model, [1], 2)
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+def test_zero_new_tokens(models):
+    assert tg.generate(models["learned"], [4, 5], 0).tolist() == [4, 5]
+    assert list(tg.stream(models["learned"], [4, 5], 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "settings", "message"),
+    [
+        ([], {}, "prompt_ids must hold at least one token"),
+        ([[1], []], {}, "prompt_ids must hold at least one token"),
+        ([VOCAB], {}, r"prompt_ids must be from 0 to 16 \(vocab_size=17\), got 17"),
+        ([-1], {}, "got -1"),
+        ([0.5], {}, "prompt_ids must be integer token ids"),
+        ([1], {"max_new_tokens": -1}, "max_new_tokens must be at least 0, got -1"),
+        ([1], {"context": "roll"}, "context must be one of .* got 'roll'"),
+        ([1], {"seed": -1}, "seed must be"),
+        ([1], {"seed": [1, 2]}, r"one per prompt \(1\), got 2"),
+        ([1], {"stop": [[]]}, "stop must hold non-empty"),
+        ([1], {"top_k": 0}, "top_k must be at least 1"),
+        ([1], {"allowed_tokens": [99]}, "allowed_tokens must be from 0 to 16, got 99"),
+    ],
+)
+def test_bad_requests(models, tokens, settings, message):
+    settings = {"max_new_tokens": 3, **settings}
+    with pytest.raises(ValueError, match=message):
+        tg.generate(models["learned"], tokens, **settings)
+
+
+def test_stream_takes_one_prompt(models):
+    with pytest.raises(ValueError, match="stream takes one prompt, got a batch of 2"):
+        tg.stream(models["learned"], [[1], [2]], 3)
+
+
+def test_cached_generation_needs_a_known_model(counting_model):
+    with pytest.raises(ValueError, match="use_cache=False"):
+        tg.generate(counting_model, [1], 3)

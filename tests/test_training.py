@@ -1,0 +1,308 @@
+"""Training on tiny models: recipes, equality of equivalent runs, checkpoints, errors."""
+
+import dataclasses
+import json
+import math
+
+import keras
+import numpy as np
+import pytest
+
+import keras_tinygpt as tg
+from keras_tinygpt.training import (
+    StepSchedule,
+    TrainingDiverged,
+    check_ids,
+    compile_model,
+    make_optimizer,
+)
+
+VOCAB, WINDOW = 11, 7
+IDS = np.random.default_rng(0).integers(0, VOCAB, 1009).astype("uint8")
+# A repeating text, so that a few steps lower the loss a lot.
+PATTERN = np.tile(np.arange(VOCAB), 97).astype("uint8")
+
+
+def tiny_model(seed=0, **changes):
+    config = tg.GPTConfig(VOCAB, WINDOW, 1, 2, hidden_dim=12, **changes)
+    return tg.build_gpt(config, seed=seed)
+
+
+def tiny_config(**changes):
+    return tg.TrainConfig(
+        **{
+            "steps": 6,
+            "batch_size": 4,
+            "validate_every": 3,
+            "learning_rate": 0.01,
+            **changes,
+        }
+    )
+
+
+def run(config, model=None, ids=PATTERN, **settings):
+    model = model or tiny_model()
+    result = tg.train(model, ids, ids[:200], config, verbose=False, **settings)
+    return model, result
+
+
+def weights_of(model):
+    return [keras.ops.convert_to_numpy(w) for w in model.weights]
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "muon"])
+def test_the_loss_falls(optimizer):
+    config = tiny_config(steps=60, validate_every=20, optimizer=optimizer)
+    model, result = run(config)
+    losses = [row["valid_loss"] for row in result.history]
+    assert [row["step"] for row in result.history] == [20, 40, 60]
+    assert losses[-1] < losses[0] < math.log(VOCAB) + 0.1
+    assert result.best_valid_loss == min(losses)
+    assert result.tokens_per_second > 0
+    assert len(result.schedule_fingerprint) == 64
+
+
+@pytest.mark.backend
+def test_the_same_seed_gives_the_same_weights():
+    first, result = run(tiny_config())
+    second, again = run(tiny_config())
+    for one, two in zip(weights_of(first), weights_of(second), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert result.schedule_fingerprint == again.schedule_fingerprint
+    assert run(tiny_config(seed=1))[1].schedule_fingerprint != (
+        result.schedule_fingerprint
+    )
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_accumulated_gradients_equal_the_large_batch(optimizer):
+    config = tiny_config(
+        steps=7, warmup_steps=3, clip_norm=0.5, restore_best=False, optimizer=optimizer
+    )
+    whole, _ = run(config)
+    parts, _ = run(dataclasses.replace(config, gradient_accumulation_steps=2))
+    # Muon's orthogonalisation is worked in lower precision on some backends.
+    atol = 2e-5 if optimizer == "adamw" else 2e-3
+    for one, two in zip(weights_of(whole), weights_of(parts), strict=True):
+        np.testing.assert_allclose(one, two, atol=atol)
+
+
+def test_a_number_of_steps_that_validations_do_not_divide():
+    model, result = run(tiny_config(steps=7))
+    assert [row["step"] for row in result.history] == [3, 6, 7]
+    assert int(model.optimizer.iterations) == 7
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_schedule_values_by_hand(parts):
+    config = tg.TrainConfig(
+        steps=110,
+        warmup_steps=10,
+        learning_rate=1.0,
+        gradient_accumulation_steps=parts,
+    )
+    rates = [float(StepSchedule(config)(step * parts)) for step in (0, 9, 10, 60, 110)]
+    # Linear rise; then 0.1 + 0.9 (1 + cos(pi x)) / 2 at x = 0, 0.5, 1.
+    np.testing.assert_allclose(rates, [0.1, 1.0, 1.0, 0.55, 0.1], atol=1e-5)
+    linear = dataclasses.replace(config, schedule="linear", decay_fraction=0.5)
+    rates = [float(StepSchedule(linear)(step * parts)) for step in (10, 60, 85, 110)]
+    np.testing.assert_allclose(rates, [1.0, 1.0, 0.55, 0.1], atol=1e-5)
+    constant = dataclasses.replace(config, schedule="constant")
+    assert float(StepSchedule(constant)(77 * parts)) == 1.0
+
+
+def test_the_schedule_survives_serialisation():
+    schedule = StepSchedule(tg.TrainConfig(steps=50, schedule="linear"))
+    config = keras.saving.serialize_keras_object(schedule)
+    again = keras.saving.deserialize_keras_object(config)
+    assert float(again(13)) == float(schedule(13))
+
+
+def test_weight_decay_is_on_matrices_only():
+    # Zero gradients: what decay moves is all that moves.
+    model = tiny_model()
+    config = tiny_config(weight_decay=0.5, schedule="constant", warmup_steps=0)
+    optimizer = make_optimizer(config, model)
+    before = [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]
+    optimizer.build(model.trainable_variables)
+    zeros = [keras.ops.zeros_like(v) for v in model.trainable_variables]
+    optimizer.apply(zeros, model.trainable_variables)
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        factor = 1 - 0.01 * 0.5 if old.ndim == 2 else 1.0
+        new = keras.ops.convert_to_numpy(variable)
+        np.testing.assert_allclose(new, old * factor, rtol=1e-5, atol=1e-8)
+
+
+def test_clipping_bounds_the_first_update():
+    model, _ = run(tiny_config(steps=1, clip_norm=1e-12, weight_decay=0.0))
+    for new, old in zip(weights_of(model), weights_of(tiny_model()), strict=True):
+        np.testing.assert_allclose(new, old, atol=1e-4)
+
+
+def test_averaged_weights_are_validated_and_kept(tmp_path):
+    config = tiny_config(steps=9, ema_momentum=0.9, restore_best=False)
+    averaged, result = run(config, directory=tmp_path)
+    plain, _ = run(tiny_config(steps=9, restore_best=False))
+    differ = [
+        np.abs(a - b).max()
+        for a, b in zip(weights_of(averaged), weights_of(plain), strict=True)
+    ]
+    assert max(differ) > 1e-3
+    dataset = tg.WindowDataset(PATTERN[:200], np.arange(0, 196, 7)[:28].reshape(7, 4), 7)
+    loss = averaged.evaluate(dataset, verbose=0)
+    assert loss == pytest.approx(result.history[-1]["valid_loss"], abs=1e-5)
+
+
+def test_the_best_weights_are_kept():
+    # A rate this high makes later steps worse on random text.
+    config = tiny_config(
+        steps=40, validate_every=5, learning_rate=0.3, schedule="constant"
+    )
+    model, result = run(config, ids=IDS)
+    assert result.best_step < 40
+    dataset = tg.WindowDataset(IDS[:200], np.arange(0, 196, 7)[:28].reshape(7, 4), 7)
+    loss = model.evaluate(dataset, verbose=0)
+    assert loss == pytest.approx(result.best_valid_loss, abs=1e-5)
+
+
+@pytest.mark.backend
+def test_resume_continues_to_the_same_weights(tmp_path):
+    config = tiny_config(steps=9, ema_momentum=0.5, restore_best=False)
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    model = tiny_model(dropout=0.3)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, model, directory=tmp_path / "a", callbacks=[Stop()])
+    state = json.loads((tmp_path / "a/checkpoints/state.json").read_text())
+    assert state["step"] == 6
+    resumed, result = run(
+        config, tiny_model(dropout=0.3), directory=tmp_path / "a", resume=True
+    )
+    whole, expected = run(config, tiny_model(dropout=0.3), directory=tmp_path / "b")
+    assert [row["step"] for row in result.history] == [3, 6, 9]
+    for one, two in zip(weights_of(resumed), weights_of(whole), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-6)
+    rows = (tmp_path / "a/history.csv").read_text().splitlines()
+    assert len(rows) == 4
+    assert result.best_step == expected.best_step
+
+
+def test_resume_refuses_another_run(tmp_path):
+    run(tiny_config(), directory=tmp_path)
+    with pytest.raises(ValueError, match="resume needs the config the run was started"):
+        run(tiny_config(learning_rate=0.5), directory=tmp_path, resume=True)
+    with pytest.raises(ValueError, match="resume needs the schedule_fingerprint"):
+        run(tiny_config(), directory=tmp_path, resume=True, ids=PATTERN[:-1])
+    with pytest.raises(ValueError, match="found none in"):
+        run(tiny_config(), directory=tmp_path / "other", resume=True)
+    with pytest.raises(ValueError, match="resume needs a directory"):
+        run(tiny_config(), resume=True)
+
+
+def test_resume_of_a_finished_run_changes_nothing(tmp_path):
+    model, first = run(tiny_config(), directory=tmp_path)
+    again, result = run(tiny_config(), directory=tmp_path, resume=True)
+    assert result.history == first.history
+    for one, two in zip(weights_of(model), weights_of(again), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_diverged_run_names_the_step_and_keeps_the_checkpoint(tmp_path):
+    model = tiny_model()
+
+    class Poison(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                head = self.model.get_layer("head").bias
+                head.assign(np.full(VOCAB, np.nan, "float32"))
+
+    with pytest.raises(TrainingDiverged, match="loss became nan at step 4; .* step 3"):
+        run(tiny_config(), model, directory=tmp_path, callbacks=[Poison()])
+    state = json.loads((tmp_path / "checkpoints/state.json").read_text())
+    assert state["step"] == 3
+    kept = keras.saving.load_model(tmp_path / "checkpoints" / state["model"])
+    assert all(np.isfinite(w).all() for w in weights_of(kept))
+
+
+def test_a_plain_keras_script_works_with_our_dataset():
+    model = tiny_model()
+    compile_model(model, tiny_config())
+    starts = tg.window_schedule(len(PATTERN), WINDOW, 8, 4)
+    history = model.fit(
+        tg.WindowDataset(PATTERN, starts, WINDOW), shuffle=False, verbose=0
+    )
+    assert history.history["loss"][0] < math.log(VOCAB) + 0.2
+
+
+def test_any_keras_model_can_be_trained():
+    tokens = keras.Input((None,), dtype="int32")
+    logits = keras.layers.Dense(VOCAB)(keras.layers.Embedding(VOCAB, 5)(tokens))
+    model = keras.Model(tokens, logits)
+    _, result = run(tiny_config(sequence_length=5), model)
+    assert len(result.history) == 2
+
+
+@pytest.mark.backend
+def test_half_precision_trains():
+    model = tg.build_gpt(
+        tg.GPTConfig(VOCAB, WINDOW, 1, 2, hidden_dim=12), dtype="mixed_float16"
+    )
+    _, result = run(tiny_config(steps=30, validate_every=15), model)
+    assert result.history[-1]["valid_loss"] < result.history[0]["valid_loss"]
+
+
+def test_progress_lines(capsys):
+    tg.train(tiny_model(), PATTERN, PATTERN[:200], tiny_config())
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("step 3/6  loss ")
+    assert "tokens/s" in lines[0] and "s left" in lines[0]
+
+
+def test_tensorboard_needs_a_directory():
+    with pytest.raises(ValueError, match="tensorboard needs a directory"):
+        run(tiny_config(), tensorboard=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"batch_size": -3}, "batch_size must be at least 1, got -3"),
+        ({"learning_rate": 0.0}, r"learning_rate must be .*\(0, inf\), got 0.0"),
+        ({"learning_rate": float("nan")}, "learning_rate must be .*got nan"),
+        ({"optimizer": "sgd"}, "optimizer must be one of .* got 'sgd'"),
+        ({"schedule": "step"}, "schedule must be one of"),
+        ({"warmup_steps": 4000}, "warmup_steps must be between 0 and 3000, got 4000"),
+        ({"clip_norm": 0.0}, "clip_norm must be"),
+        ({"weight_decay": -0.1}, "weight_decay must be"),
+        ({"gradient_accumulation_steps": 3}, "must divide batch_size=64, got 3"),
+        ({"ema_momentum": 1.0}, "ema_momentum must be"),
+        ({"seed": -1}, "seed must be between 0"),
+        ({"validate_every": 0}, "validate_every must be at least 1"),
+        ({"restore_best": 1}, "restore_best must be True or False"),
+    ],
+)
+def test_bad_configs(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tg.TrainConfig(**changes)
+
+
+def test_bad_ids(tmp_path):
+    with pytest.raises(ValueError, match="train_ids must hold ids from 0 to 10 .*got 11"):
+        tg.train(tiny_model(), [0, 11] * 50, PATTERN[:50], tiny_config())
+    with pytest.raises(ValueError, match="train_ids has 5 tokens, at least 8 are needed"):
+        run(tiny_config(), ids=PATTERN[:5], directory=tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(ValueError, match="valid_ids has 3 tokens, at least 8"):
+        tg.train(tiny_model(), PATTERN, PATTERN[:3], tiny_config())
+    with pytest.raises(ValueError, match="one-dimensional integer array"):
+        check_ids("ids", np.zeros((2, 3)), VOCAB)
+    with pytest.raises(ValueError, match="sequence_length must be at most"):
+        run(tiny_config(sequence_length=WINDOW + 1))
