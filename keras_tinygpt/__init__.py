@@ -2,6 +2,7 @@
 
 from keras_tinygpt import layers
 from keras_tinygpt.bundle import LanguageModel, load, save
+from keras_tinygpt.callbacks import SampleText
 from keras_tinygpt.evaluation import Scores, evaluate
 from keras_tinygpt.generation import generate, stream
 from keras_tinygpt.models import (
@@ -39,6 +40,7 @@ __all__ = [
     "LSTMConfig",
     "LanguageModel",
     "NGram",
+    "SampleText",
     "Scores",
     "TrainConfig",
     "TrainResult",

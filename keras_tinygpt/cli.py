@@ -4,7 +4,9 @@ Flags come from the config dataclasses. Bad input ends with one line on standard
 and exit code 2, Ctrl-C with exit code 130; in both cases nothing is half-written.
 """
 
+import contextlib
 import dataclasses
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -40,6 +42,7 @@ class TrainOptions:
         precision: float32, mixed_bfloat16 or mixed_float16.
         prompt: start of the sample; default is the first line of the validation part.
         sample_tokens: length of the sample, in tokens.
+        show_samples: whether a short sample is printed at every validation.
         tensorboard: whether TensorBoard logs are written (needs that package).
     """
 
@@ -55,6 +58,7 @@ class TrainOptions:
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     prompt: str | None = None
     sample_tokens: int = 300
+    show_samples: bool = False
     tensorboard: bool = False
 
 
@@ -128,13 +132,27 @@ def _parse(command: str, parts: dict[str, type], argv: list[str]) -> dict[str, A
         "Flags",
         [(name, tyro.conf.OmitArgPrefixes[part]) for name, part in parts.items()],
     )
-    flags = tyro.cli(
-        tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[combined]],
-        prog=f"tinygpt {command}",
-        description=first.__doc__.split("\n")[0],
-        args=argv,
-    )
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            flags = tyro.cli(
+                tyro.conf.OmitArgPrefixes[combined],
+                prog=f"tinygpt {command}",
+                description=first.__doc__.split("\n")[0],
+                args=argv,
+            )
+    except SystemExit as stopped:
+        if stopped.code:
+            _fail(f"{_unboxed(box.getvalue())} (see tinygpt {command} --help)")
+        raise
     return {name: getattr(flags, name) for name in parts}
+
+
+def _unboxed(text: str) -> str:
+    """The line under the title of an error box."""
+    lines = [line.strip(" │╭╮╰╯─-") for line in text.splitlines()]
+    title, *body = [line for line in lines if line] or ["bad flags"]
+    return body[0] if body else title
 
 
 def _train(argv: list[str]) -> None:

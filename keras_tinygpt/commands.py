@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from keras_tinygpt import bundle as bundles
+from keras_tinygpt.callbacks import SampleText
 from keras_tinygpt.checks import check_int
 from keras_tinygpt.evaluation import Scores, evaluate
 from keras_tinygpt.models import (
@@ -135,7 +136,7 @@ def train_command(
     tokenizer.encode(prompt)  # unknown characters are told before training
 
     kind = options.preset + ("-lstm" if options.architecture == "lstm" else "")
-    out = options.out or Path("saved_models", f"{corpus.name}-{kind}")
+    out = options.out or Path("saved_models", f"{Path(corpus.name).stem}-{kind}")
     jobs = [_Job(kind, out, config, training)]
     if options.with_lstm and options.architecture == "gpt":
         jobs.append(_lstm_beside(jobs[0], options.preset))
@@ -146,7 +147,8 @@ def train_command(
     counts = _count_ngrams(parts, tokenizer.vocab_size)
     rows, histories = [], {}
     for job in jobs:
-        model, result = _fit(job, parts, options, argv)
+        callbacks = [SampleText(tokenizer, prompt)] if options.show_samples else []
+        model, result = _fit(job, parts, options, argv, callbacks)
         row = _score(job, model, result, parts)
         metrics = {
             "command": shlex.join(["tinygpt", "train", *argv]),
@@ -218,7 +220,7 @@ def _claim(out: Path, options: Any) -> None:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def _fit(job: _Job, parts, options, argv) -> tuple[keras.Model, TrainResult]:
+def _fit(job: _Job, parts, options, argv, callbacks) -> tuple[keras.Model, TrainResult]:
     build = build_gpt if isinstance(job.config, GPTConfig) else build_lstm
     model = build(job.config, seed=job.training.seed, dtype=options.precision)
     print(
@@ -234,6 +236,7 @@ def _fit(job: _Job, parts, options, argv) -> tuple[keras.Model, TrainResult]:
             parts["valid"],
             job.training,
             directory=job.folder,
+            callbacks=callbacks,
             resume=options.resume and (job.folder / "checkpoints/state.json").exists(),
             tensorboard=options.tensorboard,
         )

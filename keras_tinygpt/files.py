@@ -1,5 +1,6 @@
 """Files that are written whole or not at all."""
 
+import csv
 import json
 import os
 from collections.abc import Callable
@@ -26,3 +27,15 @@ def write_json(path: Path, content: Any) -> None:
     """Writes indented JSON, whole or not at all; NaN and infinity are refused."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     replace_file(path, lambda temporary: temporary.write_text(text, "utf-8"))
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes rows with the keys of the first as header, whole or not at all."""
+
+    def write(temporary: Path) -> None:
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+    replace_file(path, write)

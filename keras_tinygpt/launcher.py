@@ -27,3 +27,7 @@ def main() -> None:
             os.close(standard_error)
             os.close(null)
     run()
+
+
+if __name__ == "__main__":
+    main()

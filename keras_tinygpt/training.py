@@ -9,7 +9,6 @@ at epoch boundaries. Whatever `train` does can be done by hand with `make_optimi
 import dataclasses
 import json
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ import keras
 import numpy as np
 
 from keras_tinygpt.checks import check_bool, check_choice, check_float, check_int
-from keras_tinygpt.files import replace_file, write_json
+from keras_tinygpt.files import replace_file, write_csv, write_json
 from keras_tinygpt.models.initialization import fingerprint
 from keras_tinygpt.text.windows import (
     WindowDataset,
@@ -337,9 +336,6 @@ def train(
     recorder = _Recorder(run, store, length, verbose)
     all_callbacks = [keras.callbacks.SwapEMAWeights()] if config.ema_momentum else []
     all_callbacks.append(recorder)
-    if directory is not None:
-        path = Path(directory) / "history.csv"
-        all_callbacks.append(keras.callbacks.CSVLogger(str(path), append=resume))
     if tensorboard:
         all_callbacks.append(_tensorboard(directory))
     try:
@@ -437,13 +433,18 @@ class _Run:
 
 
 class _Checkpoints:
-    """The last and the best state of a run, each file whole or absent."""
+    """The last and the best state of a run, each file whole or absent.
+
+    A checkpoint is an .npz of plain arrays: weights, states of the random generators
+    (which a .keras file leaves out) and the optimizer's variables.
+    """
 
     def __init__(self, folder: Path, run: _Run):
         self.folder = folder
         self.run = run
         self.best = folder / "best.weights.h5"
         self.state = folder / "state.json"
+        self.history = folder.parent / "history.csv"
         folder.mkdir(parents=True, exist_ok=True)
 
     def save_best(self, model: keras.Model) -> None:
@@ -451,23 +452,21 @@ class _Checkpoints:
 
     def save_last(self, model: keras.Model) -> None:
         run = self.run
-        name = f"step_{run.step:07d}.keras"
-        replace_file(self.folder / name, model.save)
-        write_json(
-            self.state,
-            {
-                "model": name,
-                "step": run.step,
-                "seconds": run.seconds,
-                "history": run.history,
-                "best_step": run.best_step,
-                "best_valid_loss": run.best_valid_loss,
-                "config": dataclasses.asdict(run.config),
-                "schedule_fingerprint": run.schedule_fingerprint,
-                "initial_fingerprint": run.initial_fingerprint,
-            },
-        )
-        for old in self.folder.glob("step_*.keras"):
+        name = f"step_{run.step:07d}.npz"
+        arrays = {
+            key: keras.ops.convert_to_numpy(variable)
+            for key, variable in _all_state(model).items()
+        }
+        replace_file(self.folder / name, lambda path: np.savez(path, **arrays))
+        kept = {
+            field.name: getattr(run, field.name)
+            for field in dataclasses.fields(run)
+            if field.name not in ("config", "best_weights")
+        }
+        content = {"arrays": name, "config": dataclasses.asdict(run.config), **kept}
+        write_json(self.state, content)
+        write_csv(self.history, run.history)
+        for old in self.folder.glob("step_*.npz"):
             if old.name != name:
                 old.unlink()
 
@@ -475,26 +474,45 @@ class _Checkpoints:
         if not self.state.exists():
             raise ValueError(f"resume needs a checkpoint, found none in {self.folder}")
         state = json.loads(self.state.read_text("utf-8"))
-        run = self.run
-        for key in ("config", "schedule_fingerprint"):
-            mine = getattr(run, key)
-            mine = dataclasses.asdict(mine) if key == "config" else mine
-            if state[key] != mine:
+        name, run = state.pop("arrays"), self.run
+        if state.pop("config") != dataclasses.asdict(run.config):
+            raise ValueError(
+                "resume needs the config the run was started with; the one in "
+                f"{self.state} differs"
+            )
+        for key in ("schedule_fingerprint", "initial_fingerprint"):
+            if state[key] != getattr(run, key):
                 raise ValueError(
                     f"resume needs the {key} the run was started with; the one in "
                     f"{self.state} differs"
                 )
-        saved = keras.saving.load_model(self.folder / state["model"])
         model.optimizer.build(model.trainable_variables)
-        for pair in zip(
-            [*model.variables, *model.optimizer.variables],
-            [*saved.variables, *saved.optimizer.variables],
-            strict=True,
-        ):
-            pair[0].assign(pair[1])
-        for key in ("step", "seconds", "history", "best_step", "best_valid_loss"):
-            setattr(run, key, state[key])
-        run.initial_fingerprint = state["initial_fingerprint"]
+        variables = _all_state(model)
+        with np.load(self.folder / name, allow_pickle=False) as arrays:
+            saved = {key: arrays[key].shape for key in arrays}
+            if saved != {key: tuple(v.shape) for key, v in variables.items()}:
+                raise ValueError(f"{self.folder / name} holds another model")
+            for key, variable in variables.items():
+                variable.assign(arrays[key])
+        for key, value in state.items():
+            setattr(run, key, value)
+
+
+def _all_state(model: keras.Model) -> dict[str, Any]:
+    """Every variable training changes, metrics left out, by part and place.
+
+    Paths would not do: Keras numbers random generators through the whole process.
+    """
+    metrics = {id(v) for metric in model.metrics for v in metric.variables}
+    parts = {
+        "model": [v for v in model.variables if id(v) not in metrics],
+        "optimizer": model.optimizer.variables,
+    }
+    return {
+        f"{part}/{index}": variable
+        for part, variables in parts.items()
+        for index, variable in enumerate(variables)
+    }
 
 
 class _Recorder(keras.callbacks.Callback):
@@ -512,7 +530,8 @@ class _Recorder(keras.callbacks.Callback):
         self.started = time.perf_counter() - self.run.seconds
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.stretch = None
+        self.stretch = (time.perf_counter(), self.micro_step // self.parts)
+        self.compiled = False
 
     def on_train_batch_end(self, batch, logs=None):
         self.micro_step += 1
@@ -529,14 +548,12 @@ class _Recorder(keras.callbacks.Callback):
         step, rest = divmod(self.micro_step, self.parts)
         if rest:
             return
-        now = time.perf_counter()
-        if self.stretch is None:  # the first step of a stretch may compile
-            self.stretch = (now, step)
-        elif step > self.stretch[1]:
-            seconds = (now - self.stretch[0]) / (step - self.stretch[1])
-            logs["tokens_per_second"] = self.tokens / seconds
+        now, (since, first) = time.perf_counter(), self.stretch
+        self.rate = self.tokens * (step - first) / max(now - since, 1e-9)
+        if not self.compiled:  # the first step of a stretch may compile
+            self.stretch, self.compiled = (now, step), True
         if self.progress:
-            self.progress.update(step, logs)
+            self.progress.update(step, logs["loss"], self.rate)
         if step >= run.config.steps:
             self.model.stop_training = True
 
@@ -544,13 +561,12 @@ class _Recorder(keras.callbacks.Callback):
         run = self.run
         run.step = self.micro_step // self.parts
         run.seconds = time.perf_counter() - self.started
-        rate = self.tokens * run.config.validate_every / max(run.seconds, 1e-9)
         row = {
             "step": run.step,
             "loss": float(logs["loss"]),
             "valid_loss": float(logs["val_loss"]),
             "learning_rate": float(self.model.optimizer.learning_rate),
-            "tokens_per_second": float(logs.get("tokens_per_second", rate)),
+            "tokens_per_second": self.rate,
             "seconds": run.seconds,
         }
         if not np.isfinite(row["valid_loss"]):
@@ -595,11 +611,9 @@ class _Progress:
 
     def __init__(self, run: _Run):
         self.run = run
-        self.columns = shutil.get_terminal_size().columns
         self.bar = None
-        self.started = time.perf_counter()
 
-    def update(self, step: int, logs: dict[str, float]) -> None:
+    def update(self, step: int, loss: float, rate: float) -> None:
         if not os.isatty(1):
             return
         if self.bar is None:
@@ -609,9 +623,7 @@ class _Progress:
                 stateful_metrics=["loss", "tokens/s"],
                 unit_name="step",
             )
-        values = [("loss", float(logs["loss"]))]
-        if "tokens_per_second" in logs:
-            values.append(("tokens/s", round(logs["tokens_per_second"])))
+        values = [("loss", float(loss)), ("tokens/s", round(rate))]
         self.bar.update(step, values=values, finalize=False)
 
     def line(self, row: dict[str, float]) -> None:

@@ -26,7 +26,9 @@ def gpt():
 
 @pytest.fixture(scope="module")
 def lstm():
-    config = tg.LSTMConfig(VOCAB, hidden_dim=13, num_layers=2, max_sequence_length=WINDOW)
+    config = tg.LSTMConfig(
+        VOCAB, hidden_dim=13, num_layers=2, max_sequence_length=WINDOW
+    )
     model = tg.build_lstm(config, seed=3)
     model.get_layer("head").kernel.assign(model.get_layer("head").kernel * 10)
     return model

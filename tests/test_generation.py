@@ -82,9 +82,7 @@ def test_stop_sequences_end_before_themselves(counting_model):
         counting_model, [3], 9, use_cache=False, stop=[[7, 8], [9, 11]]
     )
     assert stopped.tolist() == [3, 4, 5, 6]
-    rows = tg.generate(
-        counting_model, [[3], [6, 7]], 5, use_cache=False, stop=[[5, 6]]
-    )
+    rows = tg.generate(counting_model, [[3], [6, 7]], 5, use_cache=False, stop=[[5, 6]])
     assert [row.tolist() for row in rows] == [[3, 4], [6, 7, 8, 9, 10, 11, 12]]
 
 

@@ -130,7 +130,11 @@ def test_never_an_excluded_token():
     for vocab_size in (2, 17, 600):
         logits = rng.normal(0, 5, (31, vocab_size)).astype("float32")
         tokens = draw(
-            logits, rng.random(31), top_k=5, top_p=0.9, allowed_tokens=[1, vocab_size - 1]
+            logits,
+            rng.random(31),
+            top_k=5,
+            top_p=0.9,
+            allowed_tokens=[1, vocab_size - 1],
         )
         assert set(tokens.tolist()) <= {1, vocab_size - 1}
 

@@ -1,4 +1,4 @@
-"""Training on tiny models: recipes, equality of equivalent runs, checkpoints, errors."""
+"""Training tiny models: recipes, equal runs, checkpoints, errors."""
 
 import dataclasses
 import json
@@ -35,6 +35,7 @@ def tiny_config(**changes):
             "batch_size": 4,
             "validate_every": 3,
             "learning_rate": 0.01,
+            "jit_compile": False,
             **changes,
         }
     )
@@ -53,7 +54,9 @@ def weights_of(model):
 @pytest.mark.backend
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "muon"])
 def test_the_loss_falls(optimizer):
-    config = tiny_config(steps=60, validate_every=20, optimizer=optimizer)
+    config = tiny_config(
+        steps=60, validate_every=20, optimizer=optimizer, jit_compile=None
+    )
     model, result = run(config)
     losses = [row["valid_loss"] for row in result.history]
     assert [row["step"] for row in result.history] == [20, 40, 60]
@@ -83,8 +86,8 @@ def test_accumulated_gradients_equal_the_large_batch(optimizer):
     )
     whole, _ = run(config)
     parts, _ = run(dataclasses.replace(config, gradient_accumulation_steps=2))
-    # Muon's orthogonalisation is worked in lower precision on some backends.
-    atol = 2e-5 if optimizer == "adamw" else 2e-3
+    # Both optimizers divide by the size of the gradient, which blows up its rounding.
+    atol = 3e-4 if optimizer == "adamw" else 3e-3
     for one, two in zip(weights_of(whole), weights_of(parts), strict=True):
         np.testing.assert_allclose(one, two, atol=atol)
 
@@ -150,7 +153,9 @@ def test_averaged_weights_are_validated_and_kept(tmp_path):
         for a, b in zip(weights_of(averaged), weights_of(plain), strict=True)
     ]
     assert max(differ) > 1e-3
-    dataset = tg.WindowDataset(PATTERN[:200], np.arange(0, 196, 7)[:28].reshape(7, 4), 7)
+    dataset = tg.WindowDataset(
+        PATTERN[:200], np.arange(0, 196, 7)[:28].reshape(7, 4), 7
+    )
     loss = averaged.evaluate(dataset, verbose=0)
     assert loss == pytest.approx(result.history[-1]["valid_loss"], abs=1e-5)
 
@@ -226,8 +231,8 @@ def test_a_diverged_run_names_the_step_and_keeps_the_checkpoint(tmp_path):
         run(tiny_config(), model, directory=tmp_path, callbacks=[Poison()])
     state = json.loads((tmp_path / "checkpoints/state.json").read_text())
     assert state["step"] == 3
-    kept = keras.saving.load_model(tmp_path / "checkpoints" / state["model"])
-    assert all(np.isfinite(w).all() for w in weights_of(kept))
+    with np.load(tmp_path / "checkpoints" / state["arrays"]) as kept:
+        assert all(np.isfinite(kept[name]).all() for name in kept)
 
 
 def test_a_plain_keras_script_works_with_our_dataset():
@@ -295,9 +300,13 @@ def test_bad_configs(changes, message):
 
 
 def test_bad_ids(tmp_path):
-    with pytest.raises(ValueError, match="train_ids must hold ids from 0 to 10 .*got 11"):
+    with pytest.raises(
+        ValueError, match="train_ids must hold ids from 0 to 10 .*got 11"
+    ):
         tg.train(tiny_model(), [0, 11] * 50, PATTERN[:50], tiny_config())
-    with pytest.raises(ValueError, match="train_ids has 5 tokens, at least 8 are needed"):
+    with pytest.raises(
+        ValueError, match="train_ids has 5 tokens, at least 8 are needed"
+    ):
         run(tiny_config(), ids=PATTERN[:5], directory=tmp_path / "x")
     assert not (tmp_path / "x").exists()
     with pytest.raises(ValueError, match="valid_ids has 3 tokens, at least 8"):

@@ -1,0 +1,159 @@
+"""Bundles: round trips, text in and out, and damaged or mismatched folders."""
+
+import json
+
+import numpy as np
+import pytest
+
+import keras_tinygpt as tg
+from keras_tinygpt import bundle
+
+TEXT = "to be, or not to be: that is the question.\n" * 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tg.CharTokenizer.from_text(TEXT)
+
+
+def build(tokenizer, kind="gpt"):
+    if kind == "lstm":
+        config = tg.LSTMConfig(tokenizer.vocab_size, hidden_dim=13)
+        return tg.build_lstm(config, seed=2)
+    config = tg.GPTConfig(tokenizer.vocab_size, 11, 1, 2, hidden_dim=12)
+    return tg.build_gpt(config, seed=2)
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("kind", ["gpt", "lstm"])
+def test_round_trip(tmp_path, tokenizer, kind):
+    model = build(tokenizer, kind)
+    path = tg.save(tmp_path / "deep" / "run", model, tokenizer, {"nats": 1.5})
+    lm = tg.load(path)
+    assert tg.fingerprint(lm.model) == tg.fingerprint(model)
+    assert lm.model.config == model.config
+    assert lm.tokenizer == tokenizer
+    assert lm.metrics == {"nats": 1.5}
+    assert [p.name for p in tmp_path.iterdir()] == ["deep"]
+
+
+@pytest.mark.backend
+def test_text_in_text_out(tokenizer):
+    lm = tg.LanguageModel(build(tokenizer), tokenizer)
+    text = lm.generate("to be", 23, seed=4)
+    assert text.startswith("to be") and len(text) == 28
+    assert "to be" + "".join(lm.stream("to be", 23, seed=4)) == text
+    assert lm.generate("to be", 23, seed=4, use_cache=False) == text
+    both = lm.generate(["to be", "or"], 23, seed=4)
+    assert both[0] == text
+    assert both[1] == lm.generate("or", 23, seed=5)
+
+
+def test_stop_strings(tokenizer):
+    lm = tg.LanguageModel(build(tokenizer), tokenizer)
+    text = lm.generate("to", 60, seed=1)
+    stop = text[9:11]
+    cut = text.index(stop, 2)
+    assert lm.generate("to", 60, seed=1, stop=stop) == text[:cut]
+    assert "to" + "".join(lm.stream("to", 60, seed=1, stop=[stop])) == text[:cut]
+
+
+def test_bytes_stream_whole_characters():
+    tokenizer = tg.ByteTokenizer()
+    lm = tg.LanguageModel(build(tokenizer), tokenizer)
+    allowed = list("é—".encode())
+
+    def alternate(tokens):  # é (2 bytes) again and again
+        return [allowed[0]] if tokens[-1] != allowed[0] else [allowed[1]]
+
+    pieces = list(lm.stream("a", 8, allowed_tokens=alternate))
+    assert "".join(pieces) == "é" * 4
+    assert all(set(piece) == {"é"} for piece in pieces)
+
+
+def test_unknown_characters(tokenizer):
+    lm = tg.LanguageModel(build(tokenizer), tokenizer)
+    with pytest.raises(ValueError, match="U\\+0040"):
+        lm.generate("to@be", 3)
+    assert lm.generate("to@be", 3, unknown="drop").startswith("tobe")
+    assert lm.generate("to@be", 3, unknown=" ").startswith("to be")
+    with pytest.raises(ValueError, match="at least one character the model knows"):
+        lm.generate("@@", 3, unknown="drop")
+    with pytest.raises(ValueError, match="at least one character"):
+        lm.generate("", 3)
+    with pytest.raises(ValueError, match="stop must not be an empty string"):
+        lm.generate("to", 3, stop="")
+
+
+def test_an_existing_folder_is_kept_unless_told(tmp_path, tokenizer):
+    model, path = build(tokenizer), tmp_path / "run"
+    tg.save(path, model, tokenizer, {"run": 1})
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="exists already"):
+        tg.save(path, model, tokenizer, {"run": 2})
+    assert tg.load(path).metrics == {"run": 1}
+    tg.save(path, model, tokenizer, {"run": 2}, overwrite=True)
+    assert tg.load(path).metrics == {"run": 2}
+    assert (path / "notes.txt").read_text() == "mine"
+
+
+def test_a_failed_save_leaves_the_old_bundle(tmp_path, tokenizer, monkeypatch):
+    model, path = build(tokenizer), tmp_path / "run"
+    tg.save(path, model, tokenizer, {"run": 1})
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bundle, "write_json", fail)
+    with pytest.raises(OSError, match="No space left"):
+        tg.save(path, model, tokenizer, {"run": 2}, overwrite=True)
+    assert tg.load(path).metrics == {"run": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_model_and_tokenizer_must_agree(tmp_path, tokenizer):
+    other = tg.CharTokenizer.from_text("abc")
+    with pytest.raises(ValueError, match="the tokenizer has 3 tokens, the model"):
+        tg.save(tmp_path / "run", build(tokenizer), other)
+    assert list(tmp_path.iterdir()) == []
+    path = tg.save(tmp_path / "run", build(tokenizer), tokenizer)
+    other.save(path / "tokenizer.json")
+    with pytest.raises(ValueError, match="tokenizer and model must agree"):
+        tg.load(path)
+
+
+def test_metrics_must_be_plain(tmp_path, tokenizer):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        tg.save(tmp_path / "run", build(tokenizer), tokenizer, {"nats": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_loading_what_is_not_a_bundle(tmp_path, tokenizer):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        tg.load(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(FileNotFoundError, match="is a file"):
+        tg.load(tmp_path / "file")
+    with pytest.raises(FileNotFoundError, match="it has no model.keras"):
+        tg.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.keras", "tokenizer.json", "metrics.json"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "noise"])
+def test_damaged_files(tmp_path, tokenizer, name, damage):
+    path = tg.save(tmp_path / "run", build(tokenizer), tokenizer)
+    content = (path / name).read_bytes()
+    noise = np.random.default_rng(0).integers(0, 256, 300, dtype="uint8").tobytes()
+    changed = {"cut": content[: len(content) // 2], "empty": b"", "noise": noise}
+    (path / name).write_bytes(changed[damage])
+    with pytest.raises(ValueError, match=name):
+        tg.load(path)
+
+
+def test_a_bundle_of_a_newer_version(tmp_path, tokenizer):
+    path = tg.save(tmp_path / "run", build(tokenizer), tokenizer)
+    content = json.loads((path / "metrics.json").read_text())
+    content["format_version"] = 99
+    (path / "metrics.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="format_version 99, this version .* reads 1"):
+        tg.load(path)

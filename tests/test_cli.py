@@ -1,0 +1,260 @@
+"""The command line: the whole job on a small text, and one line for every mistake."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import keras_tinygpt as tg
+from keras_tinygpt import cli, commands
+
+SMALL = [
+    *("--hidden-dim", "12", "--num-heads", "2", "--num-layers", "1"),
+    *("--max-sequence-length", "16", "--batch-size", "4", "--jit-compile", "False"),
+]
+# The launcher as it is installed: a module of its own, outside the package.
+LAUNCH = [
+    sys.executable,
+    "-c",
+    "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')",
+    str(Path(tg.__file__).with_name("launcher.py")),
+]
+ENVIRONMENT = {
+    **{k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"},
+    "PYTHONPATH": str(Path(tg.__file__).parents[1]),
+}
+TEXT = "Now is the winter of our discontent\nMade glorious summer by this sun\n" * 30
+
+
+@pytest.fixture
+def text_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "my text — é.txt"
+    path.write_text(TEXT, "utf-8")
+    return path
+
+
+def run(*argv):
+    cli.main([str(argument) for argument in argv])
+
+
+def fails(capsys, *argv):
+    """Runs a command that must exit with 2; returns its one line of error."""
+    with pytest.raises(SystemExit) as stopped:
+        run(*argv)
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2, error
+    assert "Traceback" not in error
+    assert len(error.splitlines()) == 1, error
+    assert error.startswith("tinygpt: error: ")
+    return error
+
+
+def test_train_evaluate_generate(text_file, tmp_path, capsys):
+    run("train", text_file, *SMALL, "--steps", 6, "--validate-every", 3,
+        "--with-lstm", "--show-samples", "--sample-tokens", 20)  # fmt: skip
+    out = capsys.readouterr().out
+    assert re.search(r"step 6/6  loss \d\.\d{4}  valid \d\.\d{4}  [\d,]+ tokens/s", out)
+    assert re.search(r"^book +[\d,]+ +6 +\d+ +\d\.\d{4}", out, re.M)
+    assert re.search(r"^book-lstm +[\d,]+ +6 ", out, re.M)
+    assert "3-gram, add 0.1" in out and "sample (temperature 0.8, seed 0)" in out
+    assert out.count("--- sample") == 4
+    folder = next((tmp_path / "saved_models").iterdir())
+    assert folder.name == "my text — é-book"
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"model.keras", "tokenizer.json", "metrics.json", "history.csv"}
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    metrics = tg.load(folder).metrics
+    assert metrics["split"] == {"train": 1863, "valid": 207}
+    assert metrics["command"].startswith("tinygpt train")
+    nats = metrics["scores"]["valid"]["nats"]
+
+    run("evaluate", folder)
+    assert f"{nats:.4f} nats per token" in capsys.readouterr().out
+    run("evaluate", folder, text_file, "--method", "windows")
+    assert "2,069 tokens scored" in capsys.readouterr().out
+
+    run("generate", folder, "Now", "--max-new-tokens", 12)
+    text = capsys.readouterr().out
+    assert text.startswith("Now") and len(text) == len("Now") + 12 + 1
+    run("generate", folder, "Now", "--max-new-tokens", 12, "--num-samples", 2)
+    both = capsys.readouterr().out
+    assert both.startswith(f"--- sample 1 ---\n{text}")
+    assert "\n--- sample 2 ---\nNow" in both
+    assert tg.load(folder).generate("Now", 12, seed=1) in both
+
+    # An existing run is refused, replaced with --force, and used by --resume.
+    command = ("train", text_file, *SMALL, "--steps", 6, "--validate-every", 3)
+    assert "exists already; --force replaces it" in fails(capsys, *command)
+    run(*command, "--force")
+
+
+def test_the_lstm_as_main_model(text_file, capsys):
+    run("train", text_file, "--architecture", "lstm", "--hidden-dim", 13, "--steps", 2,
+        "--batch-size", 4, "--jit-compile", "False", "--out", "run", "--tokenizer",
+        "byte", "--split", 0.8, 0.1, 0.1)  # fmt: skip
+    assert "test nats" in capsys.readouterr().out
+    assert isinstance(tg.load("run").tokenizer, tg.ByteTokenizer)
+
+
+def test_the_same_command_gives_the_same_model(text_file):
+    for out in ("a", "b"):
+        run("train", text_file, *SMALL, "--steps", 3, "--out", out)
+    first, second = (tg.load(out).metrics["fingerprints"] for out in ("a", "b"))
+    assert first == second
+
+
+def test_a_loss_that_turns_nan(text_file, tmp_path, capsys):
+    error = fails(capsys, "train", text_file, *SMALL, "--steps", 60, "--out", "run",
+                  "--learning-rate", "1e30", "--schedule", "constant",
+                  "--clip-norm", "None", "--warmup-steps", 0,
+                  "--validate-every", 1)  # fmt: skip
+    assert re.search(r"loss became (nan|inf) at step \d+", error)
+    assert not (tmp_path / "run" / "model.keras").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "got an empty file"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "UTF-8"),
+        (b"abc\x00def", "NUL"),
+        (b"short text", "the training part has 9 tokens, at least 17 are needed"),
+        (b"ab" * 40, "the valid part has 8 tokens, at least 17 are needed"),
+    ],
+)
+def test_bad_texts(text_file, tmp_path, capsys, content, message):
+    text_file.write_bytes(content)
+    error = fails(capsys, "train", text_file, *SMALL, "--out", "run")
+    assert message in error
+    assert [path.name for path in tmp_path.iterdir()] == [text_file.name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.txt"], "nowhere.txt"),
+        (["."], "directory"),
+        (["TEXT", "--hidden-dim", "13"], "divisible by num_heads=4, got 13"),
+        (["TEXT", "--positions", "rotary", "--hidden-dim", "12"], "rotary positions"),
+        (["TEXT", "--hidden-dim", "15", "--num-heads", "3"], "even hidden_dim, got 15"),
+        (["TEXT", "--dropout", "1.0"], "dropout must be"),
+        (["TEXT", "--num-layers", "-1"], "num_layers must be at least 1, got -1"),
+        (["TEXT", "--learning-rate", "0"], "learning_rate must be"),
+        (["TEXT", "--learning-rate", "nan"], "learning_rate must be"),
+        (["TEXT", "--steps", "-5"], "steps must be at least 1, got -5"),
+        (["TEXT", "--preset", "huge"], "preset"),
+        (["TEXT", "--architecture", "lstm", "--preset", "tiny"], "book, mini, got"),
+        (["TEXT", "--prompt", "@"], "U+0040"),
+        (["TEXT", "--split", "0.9"], "split must be 2 or 3 numbers, got 1"),
+        (["TEXT", "--split", "0.9", "0.5"], "fractions"),
+        (["TEXT", "--resume"], "resume needs an interrupted run"),
+        (["TEXT", "--steps", "many"], "--steps"),
+        (["TEXT", "--no-such-flag"], "--no-such-flag"),
+        (["TEXT", "--max-sequence-length", "99999999"], "the training part has"),
+    ],
+)
+def test_bad_training_flags(text_file, tmp_path, capsys, arguments, message):
+    arguments = [str(text_file) if a == "TEXT" else a for a in arguments]
+    assert message in fails(capsys, "train", *arguments)
+    assert [path.name for path in tmp_path.iterdir()] == [text_file.name]
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    tokenizer = tg.CharTokenizer.from_text(TEXT)
+    config = tg.GPTConfig(tokenizer.vocab_size, 16, 1, 2, hidden_dim=12)
+    path = tmp_path_factory.mktemp("runs") / "run"
+    return tg.save(path, tg.build_gpt(config), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "nowhere", "x"], "nowhere does not exist"),
+        (["generate", ".", "x"], "not a bundle"),
+        (["generate", "RUN", "@"], "U+0040"),
+        (["generate", "RUN", ""], "at least one character"),
+        (["generate", "RUN", "Now", "--top-k", "0"], "top_k must be at least 1, got 0"),
+        (["generate", "RUN", "Now", "--temperature", "-1"], "temperature must be"),
+        (["generate", "RUN", "Now", "--num-samples", "0"], "num_samples must be"),
+        (["generate", "RUN", "Now", "--max-new-tokens", "-1"], "max_new_tokens"),
+        (["generate", "RUN", "Now", "--stop", ""], "stop must not be an empty string"),
+        (["evaluate", "RUN"], "corpus must be given"),
+        (["evaluate", "RUN", "nowhere.txt"], "nowhere.txt"),
+        (["evaluate", "RUN", "five-nights"], "U+"),
+        (["frobnicate"], "command must be one of train, evaluate, generate"),
+    ],
+)
+def test_bad_uses_of_a_bundle(
+    run_folder, tmp_path, monkeypatch, capsys, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = [str(run_folder) if a == "RUN" else a for a in arguments]
+    assert message in fails(capsys, *arguments)
+
+
+def test_a_prompt_from_standard_input(run_folder):
+    result = subprocess.run(
+        [*LAUNCH, "generate", str(run_folder)],
+        env=ENVIRONMENT,
+        input=b"Now is",
+        capture_output=True,
+        env=ENVIRONMENT,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(b"Now is")
+    assert result.stderr == b""
+
+
+def test_help_and_version(capsys):
+    for argv in (["--help"], ["--version"], ["train", "--help"], ["generate", "-h"]):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(argv)
+        assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    assert tg.__version__ in out
+    assert "--learning-rate" in out and "--num-kv-heads" in out and "--top-p" in out
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([])
+    assert stopped.value.code == 2
+
+
+def test_ctrl_c_keeps_the_checkpoint_and_says_how_to_go_on(text_file, tmp_path):
+    arguments = [str(text_file), *SMALL, "--steps", "400", "--validate-every", "20"]
+    process = subprocess.Popen(
+        [*LAUNCH, "train", *arguments, "--out", "run"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+    )
+    state = tmp_path / "run" / "checkpoints" / "state.json"
+    deadline = time.monotonic() + 120
+    while not state.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    error = error.decode()
+    assert process.returncode == 130, error
+    assert "Traceback" not in error
+    assert re.search(r"the checkpoint of step \d+ in run is kept; go on with: ", error)
+    assert error.strip().endswith("--out run --resume")
+    assert not (tmp_path / "run" / "model.keras").exists()
+    step = json.loads(state.read_text())["step"]
+    assert step % 20 == 0
+    run("train", *arguments, "--out", "run", "--resume")
+    assert tg.load(tmp_path / "run").metrics["training"]["steps"] == 400
+
+
+def test_recipes_exist_for_every_preset():
+    for architecture, preset in commands.TRAININGS:
+        made = commands.recipe(architecture, preset, vocab_size=65)
+        assert made.model.vocab_size == 65

@@ -1,0 +1,24 @@
+"""Plots are PNG files of a sensible size, drawn without a display."""
+
+import pytest
+
+from keras_tinygpt.plots import plot_history
+
+
+def rows(count):
+    return [
+        {"step": 10 * i, "loss": 3.0 / i, "valid_loss": 3.1 / i}
+        for i in range(1, count + 1)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_history(tmp_path, count):
+    path = tmp_path / "curve.png"
+    plot_history(
+        {"gpt": rows(count), "lstm": rows(count)},
+        path,
+        baselines={"3-gram": 1.9, "5-gram": 1.8},
+    )
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG") and len(content) > 10_000

@@ -1,0 +1,148 @@
+"""The README: its commands run, its tables are current, its lists complete."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import keras_tinygpt as tg
+from keras_tinygpt import cli
+from keras_tinygpt.studies.results import record_runs, render_readme
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_set_up_commands_are_as_promised():
+    first, second = (block.strip() for block in blocks("bash")[:2])
+    start = "python3 -m venv .venv && .venv/bin/pip install -q "
+    assert first == f"{start}. && .venv/bin/tinygpt train"
+    assert second == f"{start}'.[test]' && .venv/bin/python -m pytest"
+
+
+def test_every_command_runs(tmp_path, monkeypatch):
+    """The shell commands after set-up, in order, with fewer steps."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "data" / "five-nights.txt").read_text("utf-8")
+    (tmp_path / "my_text.txt").write_text(text[:20_000], "utf-8")
+    short = ["--steps", "2", "--batch-size", "4", "--jit-compile", "False"]
+    cli.main(["train", *short])
+    lines = blocks("bash")[2].splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        program, *argv = shlex.split(line)
+        assert program == ".venv/bin/tinygpt"
+        if "--help" in argv:
+            with pytest.raises(SystemExit) as stopped:
+                cli.main(argv)
+            assert stopped.value.code == 0
+        else:
+            cli.main([*argv, *(short if argv[0] == "train" else [])])
+    assert (tmp_path / "saved_models" / "mine" / "model.keras").exists()
+
+
+@pytest.mark.parametrize("index", range(len(blocks("python"))))
+def test_python_blocks_run(tmp_path, monkeypatch, index):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks("python")[index], f"README block {index}", "exec"), {})
+
+
+def test_tables_are_current():
+    assert render_readme(README, ROOT / "examples" / "results") == README
+
+
+def test_commands_behind_the_tables_parse():
+    """Each recorded command is one this version accepts."""
+    for path in (ROOT / "examples" / "results").glob("*.json"):
+        for row in json.loads(path.read_text("utf-8"))["rows"]:
+            program, command, *argv = shlex.split(row["command"])
+            assert (program, command) == ("tinygpt", "train")
+            with pytest.raises(SystemExit) as stopped:
+                cli.main(["train", *argv, "--help"])
+            assert stopped.value.code == 0
+
+
+def test_the_table_of_names_is_complete():
+    section = README.split("## What is in it")[1].split("## Files")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
+    listed = set(re.findall(r"`(\w+)`", "".join(rows)))
+    assert listed == set(tg.__all__)
+
+
+def test_all_names_exist():
+    assert sorted(tg.__all__) == sorted(set(tg.__all__))
+    assert all(hasattr(tg, name) for name in tg.__all__)
+    layers = README.split("| `layers` |")[1].split("\n")[0]
+    for name in re.findall(r"`(\w+)`", layers):
+        assert name in tg.layers.__all__
+
+
+def test_the_file_map_is_complete():
+    section = README.split("## Files")[1]
+    package = ROOT / "keras_tinygpt"
+    for path in package.rglob("*.py"):
+        if path.name != "__init__.py":
+            assert path.name in section, path
+    for named in re.findall(r"`(keras_tinygpt/[\w/]+\.py)`", section):
+        assert (ROOT / named).exists(), named
+
+
+def test_importing_prints_nothing():
+    code = "import keras_tinygpt"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=120
+    )
+    assert result.returncode == 0
+    assert result.stdout == b""
+
+
+@pytest.mark.parametrize("script", ["train_gpt.py", "train_lstm.py"])
+def test_example_scripts(tmp_path, script):
+    path = ROOT / "examples" / script
+    assert len(path.read_text("utf-8").splitlines()) < 40
+    text = (ROOT / "data" / "five-nights.txt").read_text("utf-8")
+    (tmp_path / "text.txt").write_text(text[:9_000], "utf-8")
+    result = subprocess.run(
+        [sys.executable, str(path), "text.txt", "2"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "Scores(nats=" in result.stdout
+
+
+def test_runs_are_recorded_and_rendered(tmp_path):
+    metrics = {
+        "name": "mini",
+        "command": "tinygpt train shakespeare",
+        "parameters": 824897,
+        "training": {"steps": 3000, "batch_size": 64, "seed": 0},
+        "seconds": 801.2,
+        "tokens_per_second": 30000,
+        "scores": {
+            "valid": {"nats": 1.4, "perplexity": 4.06, "bits_per_token": 2.02},
+            "test": {"nats": 1.5, "perplexity": 4.48, "bits_per_token": 2.16},
+        },
+        "ngrams": {},
+        "versions": {"keras": "3.15.1"},
+    }
+    (tmp_path / "metrics.json").write_text(json.dumps({"metrics": metrics}))
+    record_runs([tmp_path], tmp_path / "table.json")
+    text = "a\n<!-- results: table -->\nold\n<!-- end of results -->\nb\n"
+    rendered = render_readme(text, tmp_path)
+    assert "| mini | 824,897 | 3,000 x 64 | 801 | 30,000 | test | 1.5000 " in rendered
+    assert "tinygpt train shakespeare  # seed 0" in rendered
+    assert "old" not in rendered
+    assert render_readme(rendered, tmp_path) == rendered
