@@ -203,7 +203,6 @@ def test_bad_uses_of_a_bundle(
 def test_a_prompt_from_standard_input(run_folder):
     result = subprocess.run(
         [*LAUNCH, "generate", str(run_folder)],
-        env=ENVIRONMENT,
         input=b"Now is",
         capture_output=True,
         env=ENVIRONMENT,
