@@ -57,7 +57,7 @@ class Recipe:
 
 
 TRAININGS: dict[tuple[str, str], dict[str, Any]] = {
-    ("gpt", "book"): {"steps": 2501, "learning_rate": 4e-3},
+    ("gpt", "book"): {"steps": 1200, "learning_rate": 4e-3},
     ("gpt", "mini"): {"learning_rate": 2e-3},
     ("gpt", "tiny"): {
         "optimizer": "muon",
@@ -65,7 +65,7 @@ TRAININGS: dict[tuple[str, str], dict[str, Any]] = {
         "schedule": "linear",
         "decay_fraction": 0.6,
     },
-    ("lstm", "book"): {"steps": 2501, "learning_rate": 4e-3},
+    ("lstm", "book"): {"steps": 1200, "learning_rate": 4e-3},
     ("lstm", "mini"): {"learning_rate": 4e-3},
 }
 
