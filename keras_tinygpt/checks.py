@@ -5,6 +5,8 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 
 def check_int(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
     """Returns `value` as an int, or raises ValueError unless `low <= value <= high`."""
@@ -53,3 +55,34 @@ def check_bool(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
     return value
+
+
+def check_ids(
+    ids: Any, vocab_size: int | None = None, name: str = "ids", least: int = 0
+) -> np.ndarray:
+    """Returns `ids` as a one-dimensional integer array, or raises ValueError.
+
+    Args:
+        ids: array or list; a memory-mapped array is neither read whole nor copied
+            unless `vocab_size` is given.
+        vocab_size: if given, every id must be below it and at least 0.
+        name: what the message calls the argument.
+        least: fewest tokens there may be.
+    """
+    ids = np.asanyarray(ids)
+    if ids.ndim and len(ids) < least:
+        raise ValueError(f"{name} must hold at least {least} tokens, got {len(ids)}")
+    if ids.shape == (0,):
+        return ids.astype(ids.dtype if ids.dtype.kind in "iu" else np.int32)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name} must be a one-dimensional integer array, "
+            f"got shape {ids.shape} and dtype {ids.dtype}"
+        )
+    if vocab_size is not None and (ids.min() < 0 or ids.max() >= vocab_size):
+        index = int(np.argmax((ids < 0) | (ids >= vocab_size)))
+        raise ValueError(
+            f"{name} must lie between 0 and {vocab_size - 1} "
+            f"(vocab_size={vocab_size}), got {ids[index]} at index {index}"
+        )
+    return ids

@@ -13,9 +13,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tinygpt.checks import check_choice, check_int
+from keras_tinygpt.checks import check_choice, check_ids, check_int
 from keras_tinygpt.models.lstm import LSTM
-from keras_tinygpt.training import check_ids, model_window
+from keras_tinygpt.training import model_window
 
 METHODS = ("strided", "windows", "stateful")
 STATEFUL_CHUNK = 512
@@ -76,12 +76,7 @@ def evaluate(
         method = "stateful" if isinstance(model, LSTM) else "strided"
     check_choice("method", method, METHODS)
     check_int("batch_size", batch_size)
-    ids = np.asanyarray(ids)
-    check_ids("ids", ids, model.output_shape[-1])
-    if len(ids) < 2:
-        raise ValueError(
-            f"ids must hold at least 2 tokens to score one, got {len(ids)}"
-        )
+    ids = check_ids(ids, model.output_shape[-1], least=2)
     if method == "stateful":
         if not isinstance(model, LSTM):
             raise ValueError(

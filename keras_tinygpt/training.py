@@ -17,7 +17,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tinygpt.checks import check_bool, check_choice, check_float, check_int
+from keras_tinygpt.checks import (
+    check_bool,
+    check_choice,
+    check_float,
+    check_ids,
+    check_int,
+)
 from keras_tinygpt.files import replace_file, write_csv, write_json
 from keras_tinygpt.models.initialization import fingerprint
 from keras_tinygpt.text.windows import (
@@ -306,7 +312,7 @@ def train(
     config = config or TrainConfig()
     length = model_window(model, config.sequence_length)
     for name, ids in (("train_ids", train_ids), ("valid_ids", valid_ids)):
-        check_ids(name, ids, model.output_shape[-1])
+        check_ids(ids, model.output_shape[-1], name, least=1)
     starts = window_schedule(
         len(train_ids),
         length,
@@ -352,25 +358,6 @@ def train(
     finally:
         recorder.close()
     return run.finish(model, store)
-
-
-def check_ids(name: str, ids: np.ndarray, vocab_size: int) -> None:
-    """Raises ValueError unless `ids` is a 1-D integer array of ids below vocab_size."""
-    ids = np.asanyarray(ids)
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(
-            f"{name} must be a one-dimensional integer array, got shape {ids.shape} "
-            f"and dtype {ids.dtype}"
-        )
-    if ids.size == 0:
-        raise ValueError(f"{name} must not be empty")
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= vocab_size:
-        wrong = low if low < 0 else high
-        raise ValueError(
-            f"{name} must hold ids from 0 to {vocab_size - 1} (vocab_size="
-            f"{vocab_size}), got {wrong}"
-        )
 
 
 def _validation_dataset(ids, length: int, config: TrainConfig) -> WindowDataset:

@@ -1,7 +1,10 @@
 """Tests of keras_tinygpt.text.corpus."""
 
+import collections
 import hashlib
+import lzma
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -213,3 +216,18 @@ def test_the_shared_shakespeare():
     corpus = load_corpus(SHAKESPEARE)
     assert corpus.sha256 == corpus_module.SHAKESPEARE_SHA256
     assert len(corpus.text) == 1_115_394
+
+
+def test_the_embedded_corpus_is_real_prose():
+    corpus = load_corpus(EMBEDDED_NAME)
+    text = corpus.text
+    assert 140_000 <= len(text) <= 160_000
+    characters = set(text)
+    assert len(characters) <= 104
+    assert {c for c in characters if not c.isascii()} <= set("—é")
+    assert len(lzma.compress(corpus.data, preset=9)) >= 0.33 * len(corpus.data)
+    counts = collections.Counter(text[i : i + 40] for i in range(len(text) - 39))
+    repeated = sum(count for count in counts.values() if count > 1)
+    assert repeated <= 0.005 * len(text)
+    speakers = re.findall(r"^[A-Z ]+:$", text, re.M)
+    assert len(speakers) > 500 and len(set(speakers)) > 20

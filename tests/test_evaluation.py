@@ -105,7 +105,7 @@ def test_an_untrained_model_scores_about_uniform():
 def test_errors(gpt):
     with pytest.raises(ValueError, match="ids must hold at least 2 tokens"):
         tg.evaluate(gpt, ids_of(1))
-    with pytest.raises(ValueError, match="ids must not be empty"):
+    with pytest.raises(ValueError, match="ids must hold at least 2 tokens, got 0"):
         tg.evaluate(gpt, np.zeros(0, "int32"))
     with pytest.raises(ValueError, match='"stateful" needs a model from build_lstm'):
         tg.evaluate(gpt, ids_of(9), method="stateful")

@@ -130,7 +130,11 @@ def test_runs_are_recorded_and_rendered(tmp_path):
         "parameters": 824897,
         "training": {"steps": 3000, "batch_size": 64, "seed": 0},
         "seconds": 801.2,
-        "tokens_per_second": 30000,
+        "precision": "float32",
+        "corpus": {"name": "shakespeare"},
+        "split": {"train": 100, "valid": 10, "test": 10},
+        "best_step": 3000,
+        "fingerprints": {},
         "scores": {
             "valid": {"nats": 1.4, "perplexity": 4.06, "bits_per_token": 2.02},
             "test": {"nats": 1.5, "perplexity": 4.48, "bits_per_token": 2.16},
@@ -142,7 +146,7 @@ def test_runs_are_recorded_and_rendered(tmp_path):
     record_runs([tmp_path], tmp_path / "table.json")
     text = "a\n<!-- results: table -->\nold\n<!-- end of results -->\nb\n"
     rendered = render_readme(text, tmp_path)
-    assert "| mini | 824,897 | 3,000 x 64 | 801 | 30,000 | test | 1.5000 " in rendered
+    assert "| mini | 824,897 | 3,000 x 64 | 801 | test | 1.5000 | 4.48 " in rendered
     assert "tinygpt train shakespeare  # seed 0" in rendered
     assert "old" not in rendered
     assert render_readme(rendered, tmp_path) == rendered

@@ -12,7 +12,6 @@ import keras_tinygpt as tg
 from keras_tinygpt.training import (
     StepSchedule,
     TrainingDiverged,
-    check_ids,
     compile_model,
     make_optimizer,
 )
@@ -301,7 +300,7 @@ def test_bad_configs(changes, message):
 
 def test_bad_ids(tmp_path):
     with pytest.raises(
-        ValueError, match="train_ids must hold ids from 0 to 10 .*got 11"
+        ValueError, match="train_ids must lie between 0 and 10 .*got 11"
     ):
         tg.train(tiny_model(), [0, 11] * 50, PATTERN[:50], tiny_config())
     with pytest.raises(
@@ -311,7 +310,7 @@ def test_bad_ids(tmp_path):
     assert not (tmp_path / "x").exists()
     with pytest.raises(ValueError, match="valid_ids has 3 tokens, at least 8"):
         tg.train(tiny_model(), PATTERN, PATTERN[:3], tiny_config())
-    with pytest.raises(ValueError, match="one-dimensional integer array"):
-        check_ids("ids", np.zeros((2, 3)), VOCAB)
+    with pytest.raises(ValueError, match="train_ids must be a one-dimensional integer"):
+        tg.train(tiny_model(), np.zeros((20, 3)), PATTERN, tiny_config())
     with pytest.raises(ValueError, match="sequence_length must be at most"):
         run(tiny_config(sequence_length=WINDOW + 1))

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tinygpt.checks import check_bool, check_choice, check_int
+from keras_tinygpt.checks import check_bool, check_choice, check_ids, check_int
 from keras_tinygpt.generation.engine import fit_window, get_engine, seen_tokens
 from keras_tinygpt.generation.sampling import (
     SamplingConfig,
@@ -208,38 +208,17 @@ def _make_request(
 def _check_prompts(prompt_ids, vocab_size: int) -> tuple[list[np.ndarray], bool]:
     """A list of int32 prompts, and whether there was one only."""
     single = len(prompt_ids) == 0 or np.ndim(prompt_ids[0]) == 0
-    prompts = []
-    for prompt in [prompt_ids] if single else prompt_ids:
-        prompt = np.asarray(prompt)
-        if prompt.size == 0:
-            raise ValueError("prompt_ids must hold at least one token, got none")
-        if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
-            raise ValueError(
-                "prompt_ids must be integer token ids (n,) or a list of such, got "
-                f"dtype {prompt.dtype} and shape {prompt.shape}"
-            )
-        prompts.append(_check_tokens("prompt_ids", prompt, vocab_size))
+    prompts = [
+        check_ids(prompt, vocab_size, "prompt_ids", least=1).astype("int32")
+        for prompt in ([prompt_ids] if single else prompt_ids)
+    ]
     return prompts, single
 
 
-def _check_tokens(name: str, tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    wrong = tokens[(tokens < 0) | (tokens >= vocab_size)]
-    if wrong.size:
-        raise ValueError(
-            f"{name} must be from 0 to {vocab_size - 1} (vocab_size={vocab_size}), "
-            f"got {wrong[0]}"
-        )
-    return tokens.astype("int32")
-
-
 def _check_stops(stop, vocab_size: int) -> list[list[int]]:
-    stops = []
-    for tokens in stop or ():
-        tokens = np.asarray(tokens)
-        if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":
-            raise ValueError(f"stop must hold non-empty token sequences, got {stop!r}")
-        stops.append(_check_tokens("stop", tokens, vocab_size).tolist())
-    return stops
+    return [
+        check_ids(tokens, vocab_size, "stop", least=1).tolist() for tokens in stop or ()
+    ]
 
 
 def _row_seeds(seed, count: int) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_tinygpt.checks import check_float, check_int
+from keras_tinygpt.checks import check_float, check_ids, check_int
 
 FILTERED = -1e30
 
@@ -76,16 +76,7 @@ class SamplingConfig:
 
 def allowed_mask(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
     """Returns a bool array (V,), True at `tokens`; ValueError if none or unknown."""
-    tokens = np.asarray(tokens)
-    if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":
-        raise ValueError(
-            f"allowed_tokens must be a non-empty list of token ids, got {tokens!r}"
-        )
-    if tokens.min() < 0 or tokens.max() >= vocab_size:
-        wrong = tokens[(tokens < 0) | (tokens >= vocab_size)][0]
-        raise ValueError(
-            f"allowed_tokens must be from 0 to {vocab_size - 1}, got {wrong}"
-        )
+    tokens = check_ids(tokens, vocab_size, "allowed_tokens", least=1)
     mask = np.zeros(vocab_size, "bool")
     mask[tokens] = True
     return mask

@@ -23,6 +23,7 @@ from keras_tinygpt.layers.blocks import (
     make_norm,
     offset_seed,
 )
+from keras_tinygpt.models.configured import ConfiguredModel, resolve_policy
 from keras_tinygpt.models.initialization import (
     INITIAL_LOGIT_STDDEV,
     fan_in_stddev,
@@ -151,7 +152,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @keras.saving.register_keras_serializable(package="keras_tinygpt")
-class GPT(keras.Model):
+class GPT(ConfiguredModel):
     """Functional Keras model of a `GPTConfig`: int (B, T) -> float32 logits (B, T, V).
 
     A .keras file stores the config alone and rebuilds the graph from it. Use
@@ -164,8 +165,10 @@ class GPT(keras.Model):
             float32 under every policy.
     """
 
+    config_class = GPTConfig
+
     def __init__(self, config: GPTConfig, seed: int = 0, dtype=None, name="gpt"):
-        policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
+        policy = resolve_policy(dtype)
         tokens = keras.Input((None,), dtype="int32", name="tokens")
         embedding = _token_embedding(config, policy)
         x = embedding(tokens)  # (B, T, D)
@@ -202,24 +205,7 @@ class GPT(keras.Model):
                 name="head",
             )(x)
         super().__init__(inputs=tokens, outputs=logits, name=name)
-        self.config = config
-        self.seed = seed
-        self.dtype_policy = policy
-
-    def get_config(self):
-        return {
-            "config": dataclasses.asdict(self.config),
-            "seed": self.seed,
-            "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
-            "name": self.name,
-        }
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        config = dict(config)
-        config["config"] = GPTConfig(**config["config"])
-        config["dtype"] = keras.saving.deserialize_keras_object(config["dtype"])
-        return cls(**config)
+        self._set_up(config, seed, policy)
 
 
 def _token_embedding(config: GPTConfig, policy):

@@ -7,6 +7,7 @@ import keras
 
 from keras_tinygpt.checks import check_choice, check_float, check_int
 from keras_tinygpt.layers.blocks import offset_seed
+from keras_tinygpt.models.configured import ConfiguredModel, resolve_policy
 from keras_tinygpt.models.initialization import (
     INITIAL_LOGIT_STDDEV,
     fan_in_stddev,
@@ -55,7 +56,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @keras.saving.register_keras_serializable(package="keras_tinygpt")
-class LSTM(keras.Model):
+class LSTM(ConfiguredModel):
     """Functional Keras model of an `LSTMConfig`: int (B, T) -> logits (B, T, V).
 
     `with_state()` gives a second model over the same layers that also takes and
@@ -69,15 +70,15 @@ class LSTM(keras.Model):
     Reference: Hochreiter and Schmidhuber, 1997.
     """
 
+    config_class = LSTMConfig
+
     def __init__(self, config: LSTMConfig, seed: int = 0, dtype=None, name="lstm"):
-        policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
+        policy = resolve_policy(dtype)
         layers = _make_layers(config, seed, policy)
         tokens = keras.Input((None,), dtype="int32", name="tokens")
         logits, _ = _apply(config, layers, policy, tokens, None)
         super().__init__(inputs=tokens, outputs=logits, name=name)
-        self.config = config
-        self.seed = seed
-        self.dtype_policy = policy
+        self._set_up(config, seed, policy)
 
     def with_state(self) -> keras.Model:
         """Returns a model over the same layers that takes and returns the state.
@@ -110,21 +111,6 @@ class LSTM(keras.Model):
             (keras.ops.zeros(shape, dtype), keras.ops.zeros(shape, dtype))
             for _ in range(self.config.num_layers)
         ]
-
-    def get_config(self):
-        return {
-            "config": dataclasses.asdict(self.config),
-            "seed": self.seed,
-            "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
-            "name": self.name,
-        }
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        config = dict(config)
-        config["config"] = LSTMConfig(**config["config"])
-        config["dtype"] = keras.saving.deserialize_keras_object(config["dtype"])
-        return cls(**config)
 
 
 def _make_layers(config: LSTMConfig, seed: int, policy) -> dict[str, keras.Layer]:

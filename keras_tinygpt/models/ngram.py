@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keras_tinygpt.checks import check_float, check_int
-from keras_tinygpt.text.tokenizers import check_ids
+from keras_tinygpt.checks import check_float, check_ids, check_int
 
 _LARGEST_CODE = np.iinfo(np.int64).max
 _CHUNK_TOKENS = 1 << 20

@@ -1,6 +1,6 @@
 """Results as small JSON files, and README tables rendered from them.
 
-A results file holds `{"rows": [...]}`, each row the `metrics.json` content of one run.
+A results file holds `{"rows": [...]}`, each row what `metrics.json` says of one run.
 The README has a pair of comment lines around each table, naming the file:
 
     <!-- results: tiny_shakespeare -->
@@ -15,6 +15,21 @@ from typing import Any
 from keras_tinygpt.bundle import METRICS
 from keras_tinygpt.files import write_json
 
+RECORDED = (
+    "name",
+    "command",
+    "corpus",
+    "split",
+    "parameters",
+    "precision",
+    "training",
+    "scores",
+    "ngrams",
+    "seconds",
+    "best_step",
+    "fingerprints",
+    "versions",
+)
 MARKED = re.compile(
     r"(<!-- results: (?P<name>\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL
 )
@@ -24,17 +39,17 @@ def record_runs(run_folders: list[Path], path: Path) -> None:
     """Writes the metrics of finished runs to one results file, in the order given."""
     rows = []
     for folder in run_folders:
-        content = json.loads((folder / METRICS).read_text("utf-8"))
-        rows.append(content["metrics"])
+        metrics = json.loads((folder / METRICS).read_text("utf-8"))["metrics"]
+        rows.append({name: metrics[name] for name in RECORDED})
     write_json(path, {"rows": rows})
 
 
 def run_table(results: dict[str, Any]) -> str:
     """A Markdown table of runs: shape, budget, last held-out part's scores, command."""
     lines = [
-        "| model | parameters | steps x batch | seconds | tokens/s | part | nats "
-        "| perplexity | bits |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | parameters | steps x batch | seconds | part | nats | perplexity "
+        "| bits |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     commands = []
     for row in results["rows"]:
@@ -43,15 +58,14 @@ def run_table(results: dict[str, Any]) -> str:
         lines.append(
             f"| {row['name']} | {row['parameters']:,} "
             f"| {training['steps']:,} x {training['batch_size']} "
-            f"| {row['seconds']:,.0f} | {row['tokens_per_second']:,} | {part} "
-            f"| {scores['nats']:.4f} | {scores['perplexity']:.2f} "
-            f"| {scores['bits_per_token']:.2f} |"
+            f"| {row['seconds']:,.0f} | {part} | {scores['nats']:.4f} "
+            f"| {scores['perplexity']:.2f} | {scores['bits_per_token']:.2f} |"
         )
         commands.append(f"{row['command']}  # seed {training['seed']}")
     for name, scores in results["rows"][0]["ngrams"].items():
         part_scores = list(scores.values())[-1]
         lines.append(
-            f"| {name} | counts | | | | {list(scores)[-1]} | {part_scores['nats']:.4f} "
+            f"| {name} | counts | | | {list(scores)[-1]} | {part_scores['nats']:.4f} "
             f"| {part_scores['perplexity']:.2f} | {part_scores['bits_per_token']:.2f} |"
         )
     versions = results["rows"][0]["versions"]

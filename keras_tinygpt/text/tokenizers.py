@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tinygpt.checks import check_choice, check_int
+from keras_tinygpt.checks import check_choice, check_ids, check_int
 from keras_tinygpt.text.corpus import Corpus
 
 FORMAT_VERSION = 1
@@ -316,32 +316,6 @@ def encode_corpus(
     """
     chunks = tokenizer.iter_encode(corpus.iter_text(), unknown)
     return _collect(chunks, len(corpus.data), tokenizer.ids_dtype)
-
-
-def check_ids(ids: Any, vocab_size: int | None = None, name: str = "ids") -> np.ndarray:
-    """Returns `ids` as a one-dimensional integer array, or raises ValueError.
-
-    Args:
-        ids: array or list; a memory-mapped array is neither read whole nor copied
-            unless `vocab_size` is given.
-        vocab_size: if given, every id must be below it and at least 0.
-        name: what the message calls the argument.
-    """
-    ids = np.asanyarray(ids)
-    if ids.shape == (0,):
-        return ids.astype(ids.dtype if ids.dtype.kind in "iu" else np.int32)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ValueError(
-            f"{name} must be a one-dimensional integer array, "
-            f"got shape {ids.shape} and dtype {ids.dtype}"
-        )
-    if vocab_size is not None and (ids.min() < 0 or ids.max() >= vocab_size):
-        index = int(np.argmax((ids < 0) | (ids >= vocab_size)))
-        raise ValueError(
-            f"{name} must lie between 0 and {vocab_size - 1} "
-            f"(vocab_size={vocab_size}), got {ids[index]} at index {index}"
-        )
-    return ids
 
 
 class _CharStreamDecoder:

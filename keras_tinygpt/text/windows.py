@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from keras_tinygpt.checks import check_float, check_int
-from keras_tinygpt.text.tokenizers import check_ids
+from keras_tinygpt.checks import check_float, check_ids, check_int
 
 _CHUNK_ITEMS = 1 << 20
 
