@@ -4,7 +4,7 @@ from keras_tinygpt import layers
 from keras_tinygpt.bundle import LanguageModel, load, save
 from keras_tinygpt.callbacks import SampleText
 from keras_tinygpt.evaluation import Scores, evaluate
-from keras_tinygpt.generation import generate, stream
+from keras_tinygpt.generation import beam_search, generate, stream
 from keras_tinygpt.models import (
     GPTConfig,
     LSTMConfig,
@@ -45,6 +45,7 @@ __all__ = [
     "TrainConfig",
     "TrainResult",
     "WindowDataset",
+    "beam_search",
     "build_gpt",
     "build_lstm",
     "encode_corpus",

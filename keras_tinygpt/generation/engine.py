@@ -80,7 +80,7 @@ class Engine:
         seen = seen_tokens(texts, self.vocab_size)
         done = 0
         while done < total:
-            index, offsets, logits, state = self._read(views)
+            index, offsets, logits, state = self.read(views)
             while True:
                 if stepwise:
                     settings["allowed"] = allowed_rows(
@@ -92,9 +92,7 @@ class Engine:
                 done += 1
                 if done == total or not stepwise or index == window:
                     break
-                logits, state = self._read_chunk(
-                    tokens[:, None], _int(index), _int(0), offsets, state
-                )
+                logits, state = self.step(tokens, index, offsets, state)
                 index += 1
             while done < total and not stepwise and index != window:
                 count = min(run, total - done)
@@ -127,7 +125,7 @@ class Engine:
             text.extend(new)
         return tokens, scores
 
-    def _read(self, views):
+    def read(self, views: list[list[int]]):
         """Feeds whole rows; returns (length, row_offsets, logits, state)."""
         chunk, length = self.stepper.chunk, max(map(len, views))
         offsets = [length - len(view) for view in views]
@@ -145,6 +143,12 @@ class Engine:
                 state,
             )
         return length, offsets, logits, state
+
+    def step(self, tokens, index: int, offsets, state):
+        """Feeds one token (B,) to every row; returns (logits (B, V), state)."""
+        return self._read_chunk(
+            ops.expand_dims(tokens, 1), _int(index), _int(0), offsets, state
+        )
 
     def _crop(self, request, run, views, seen, settings, done):
         """Every step on the last whole window."""
