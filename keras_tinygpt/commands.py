@@ -184,10 +184,10 @@ def _split(ids: np.ndarray, split: tuple[float, ...]) -> dict[str, np.ndarray]:
 
 
 def _first_line(tokenizer: Any, parts: dict[str, np.ndarray]) -> str:
-    """A short prompt from the start of the held-out text."""
-    text = tokenizer.decode(parts["valid"][:400]).lstrip()
-    line = next((line for line in text.splitlines() if line.strip()), "")[:60]
-    return line + "\n" if "\n" in text else line
+    """A short prompt: the first whole line of the held-out text."""
+    text = tokenizer.decode(parts["valid"][:400])
+    lines = [line for line in text.splitlines()[1:-1] if line.strip()]
+    return f"{lines[0][:60]}\n" if lines else text[:60]
 
 
 def _lstm_beside(job: _Job, preset: str) -> _Job:
