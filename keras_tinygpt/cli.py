@@ -152,6 +152,8 @@ def _unboxed(text: str) -> str:
     """The line under the title of an error box."""
     lines = [line.strip(" │╭╮╰╯─-") for line in text.splitlines()]
     title, *body = [line for line in lines if line] or ["bad flags"]
+    if body and body[0].endswith(":"):
+        return " ".join(body[:2])
     return body[0] if body else title
 
 
@@ -234,6 +236,8 @@ def main(argv: list[str] | None = None) -> None:
             file=sys.stderr,
         )
         sys.exit(130)
+    except MemoryError as error:
+        _fail(f"not enough memory: {_one_line(error)}")
     except USER_ERRORS as error:
         _fail(_one_line(error))
 

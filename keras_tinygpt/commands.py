@@ -378,7 +378,6 @@ def evaluate_command(options: Any) -> Scores:
 def generate_command(options: Any, sampling: dict[str, Any]) -> None:
     """Prints continuations of a prompt as they are made; see `cli.GenerateOptions`."""
     check_int("num_samples", options.num_samples)
-    check_int("max_new_tokens", options.max_new_tokens, 0)
     prompt = options.prompt
     if prompt is None:
         if sys.stdin is None or sys.stdin.isatty():

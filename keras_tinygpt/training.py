@@ -36,6 +36,7 @@ from keras_tinygpt.text.windows import (
 OPTIMIZERS = ("adamw", "adam", "muon")
 SCHEDULES = ("cosine", "linear", "constant")
 DEFAULT_SEQUENCE_LENGTH = 128
+MAX_WINDOWS = 10**9  # the schedule is kept in memory, 8 bytes a window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class TrainConfig:
     """How to train.
 
     Args:
-        steps: number of optimizer updates.
+        steps: number of optimizer updates; with batch_size at most a billion windows.
         batch_size: windows per update.
         sequence_length: tokens per window; None means the model's window.
         optimizer: adamw, adam (no weight decay) or muon (AdamW for embeddings, head
@@ -96,6 +97,11 @@ class TrainConfig:
     def __post_init__(self):
         for name in ("steps", "batch_size", "validate_every", "validation_windows"):
             check_int(name, getattr(self, name))
+        if self.steps * self.batch_size > MAX_WINDOWS:
+            raise ValueError(
+                f"steps x batch_size must be at most {MAX_WINDOWS:,} windows, "
+                f"got {self.steps} x {self.batch_size}"
+            )
         if self.sequence_length is not None:
             check_int("sequence_length", self.sequence_length)
         check_int("seed", self.seed, 0, 2**32 - 1)

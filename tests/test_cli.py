@@ -150,6 +150,7 @@ def test_bad_texts(text_file, tmp_path, capsys, content, message):
         (["TEXT", "--learning-rate", "nan"], "learning_rate must be"),
         (["TEXT", "--steps", "-5"], "steps must be at least 1, got -5"),
         (["TEXT", "--preset", "huge"], "preset"),
+        (["TEXT", "--steps", "9" * 14], "at most 1,000,000,000 windows"),
         (["TEXT", "--architecture", "lstm", "--preset", "tiny"], "book, mini, got"),
         (["TEXT", "--prompt", "@"], "U+0040"),
         (["TEXT", "--split", "0.9"], "split must be 2 or 3 numbers, got 1"),
@@ -179,6 +180,8 @@ def run_folder(tmp_path_factory):
     [
         (["generate", "nowhere", "x"], "nowhere does not exist"),
         (["generate", ".", "x"], "not a bundle"),
+        (["generate"], "bundle"),
+        (["generate", "RUN", "Now", "--max-new-tokens", "9" * 20], "max_new_tokens"),
         (["generate", "RUN", "@"], "U+0040"),
         (["generate", "RUN", ""], "at least one character"),
         (["generate", "RUN", "Now", "--top-k", "0"], "top_k must be at least 1, got 0"),
@@ -227,7 +230,7 @@ def test_help_and_version(capsys):
 
 
 def test_ctrl_c_keeps_the_checkpoint_and_says_how_to_go_on(text_file, tmp_path):
-    arguments = [str(text_file), *SMALL, "--steps", "400", "--validate-every", "20"]
+    arguments = [str(text_file), *SMALL, "--steps", "2000", "--validate-every", "40"]
     process = subprocess.Popen(
         [*LAUNCH, "train", *arguments, "--out", "run"],
         stdout=subprocess.PIPE,
@@ -248,9 +251,9 @@ def test_ctrl_c_keeps_the_checkpoint_and_says_how_to_go_on(text_file, tmp_path):
     assert error.strip().endswith("--out run --resume")
     assert not (tmp_path / "run" / "model.keras").exists()
     step = json.loads(state.read_text())["step"]
-    assert step % 20 == 0
+    assert step % 40 == 0
     run("train", *arguments, "--out", "run", "--resume")
-    assert tg.load(tmp_path / "run").metrics["training"]["steps"] == 400
+    assert tg.load(tmp_path / "run").metrics["training"]["steps"] == 2000
 
 
 def test_recipes_exist_for_every_preset():

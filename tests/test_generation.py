@@ -261,7 +261,7 @@ def test_zero_new_tokens(models):
         ([VOCAB], {}, r"prompt_ids must lie .* \(vocab_size=17\), got 17"),
         ([-1], {}, "got -1"),
         ([0.5], {}, "prompt_ids must be a one-dimensional integer"),
-        ([1], {"max_new_tokens": -1}, "max_new_tokens must be at least 0, got -1"),
+        ([1], {"max_new_tokens": -1}, "max_new_tokens must be between 0 .* got -1"),
         ([1], {"context": "roll"}, "context must be one of .* got 'roll'"),
         ([1], {"seed": -1}, "seed must be"),
         ([1], {"seed": [1, 2]}, r"one per prompt \(1\), got 2"),
@@ -288,3 +288,14 @@ def test_stream_takes_one_prompt(models):
 def test_cached_generation_needs_a_known_model(counting_model):
     with pytest.raises(ValueError, match="use_cache=False"):
         tg.generate(counting_model, [1], 3)
+
+
+@pytest.mark.parametrize("changes", [{}, {"positions": "rotary", "num_kv_heads": 1}])
+def test_prompts_of_several_chunks(changes):
+    config = tg.GPTConfig(VOCAB, 37, 1, 2, hidden_dim=12, **changes)
+    model = sharpen(tg.build_gpt(config, seed=1))
+    for length in (16, 17, 35):
+        arguments = (model, prompt(length), 5)
+        cached = tg.generate(*arguments, seed=2)
+        plain = tg.generate(*arguments, seed=2, use_cache=False)
+        np.testing.assert_array_equal(cached, plain)

@@ -278,6 +278,7 @@ def test_tensorboard_needs_a_directory():
     ("changes", "message"),
     [
         ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"steps": 10**12}, "at most 1,000,000,000 windows, got 1000000000000 x 64"),
         ({"batch_size": -3}, "batch_size must be at least 1, got -3"),
         ({"learning_rate": 0.0}, r"learning_rate must be .*\(0, inf\), got 0.0"),
         ({"learning_rate": float("nan")}, "learning_rate must be .*got nan"),

@@ -27,6 +27,7 @@ from keras_tinygpt.generation.sampling import (
 CONTEXTS = ("crop", "slide", "stop")
 GENERATE_RUN = 128  # most tokens between two looks at the stop rules
 STREAM_RUN = 8
+MAX_NEW_TOKENS = 10**8
 PADDING = 64  # lengths of unlimited models are rounded up to it in the plain loop
 
 
@@ -174,7 +175,7 @@ def _make_request(
 ) -> Request:
     vocab_size = model.output_shape[-1]
     prompts, single = _check_prompts(prompt_ids, vocab_size)
-    check_int("max_new_tokens", max_new_tokens, 0)
+    check_int("max_new_tokens", max_new_tokens, 0, MAX_NEW_TOKENS)
     check_choice("context", context, CONTEXTS)
     check_bool("use_cache", use_cache)
     config = SamplingConfig(**sampling)
