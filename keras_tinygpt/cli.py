@@ -37,7 +37,8 @@ class TrainOptions:
         split: fractions (0.9 0.1) or token counts (1000000 55000 60394) of the
             training, validation and optional test part, in the order of the text.
         out: folder of the run; default saved_models/CORPUS-PRESET.
-        force: whether an existing run in that folder is replaced.
+        force: whether an existing run in that folder is replaced; it waits under the
+            name OUT.previous until the new one is complete.
         resume: whether the interrupted run in that folder is continued.
         precision: float32, mixed_bfloat16 or mixed_float16.
         prompt: start of the sample; default is the first line of the validation part.
@@ -89,7 +90,7 @@ class GenerateOptions:
 
     Args:
         bundle: folder made by tinygpt train.
-        prompt: text to continue; read from standard input when left out.
+        prompt: text to continue; read from standard input when empty or left out.
         max_new_tokens: most tokens to add.
         num_samples: number of continuations; sample i uses seed + i.
         seed: of the draws.
@@ -102,7 +103,7 @@ class GenerateOptions:
     """
 
     bundle: tyro.conf.Positional[Path]
-    prompt: tyro.conf.Positional[str | None] = None
+    prompt: tyro.conf.Positional[str] = ""
     max_new_tokens: int = 300
     num_samples: int = 1
     seed: int = 0

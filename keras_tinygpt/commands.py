@@ -3,8 +3,10 @@
 `cli` turns flags into these options; everything here can be called from Python.
 """
 
+import contextlib
 import dataclasses
 import json
+import math
 import platform
 import shlex
 import shutil
@@ -17,7 +19,7 @@ import numpy as np
 
 from keras_tinygpt import bundle as bundles
 from keras_tinygpt.callbacks import SampleText
-from keras_tinygpt.checks import check_int
+from keras_tinygpt.checks import check_float, check_int
 from keras_tinygpt.evaluation import Scores, evaluate
 from keras_tinygpt.models import (
     GPTConfig,
@@ -45,6 +47,7 @@ from keras_tinygpt.training import (
 )
 
 PART_NAMES = ("train", "valid", "test")
+CHECKPOINT = "checkpoints/state.json"
 NGRAMS = ((3, 0.1), (5, 0.01))  # order and add-k of the printed baselines
 
 
@@ -125,6 +128,10 @@ def train_command(
     tokenizer = ByteTokenizer()
     if options.tokenizer == "char":
         tokenizer = CharTokenizer.from_text(corpus)
+    if tokenizer.vocab_size < 2:
+        raise ValueError(
+            f"corpus must have at least 2 distinct characters, got {corpus.name} with 1"
+        )
     parts = _split(encode_corpus(corpus, tokenizer), options.split)
     make = GPTConfig if options.architecture == "gpt" else LSTMConfig
     config = make(vocab_size=tokenizer.vocab_size, **model_flags)
@@ -148,7 +155,7 @@ def train_command(
     rows, histories = [], {}
     for job in jobs:
         callbacks = [SampleText(tokenizer, prompt)] if options.show_samples else []
-        model, result = _fit(job, parts, options, argv, callbacks)
+        model, result = _fit(job, out, parts, options, argv, callbacks)
         row = _score(job, model, result, parts)
         metrics = {
             "command": shlex.join(["tinygpt", "train", *argv]),
@@ -167,6 +174,7 @@ def train_command(
     )
     print(f"\nsample (temperature 0.8, seed {training.seed}):\n")
     _print_stream(bundles.load(out), prompt, options.sample_tokens, seed=training.seed)
+    shutil.rmtree(_set_aside(out), ignore_errors=True)
     print(f"\n\nsaved {out}: model.keras, tokenizer.json, metrics.json, curve.png")
     print(f"continue a text: tinygpt generate {shlex.quote(str(out))} 'your prompt'")
     return out
@@ -176,6 +184,8 @@ def _split(ids: np.ndarray, split: tuple[float, ...]) -> dict[str, np.ndarray]:
     """The parts by name, from fractions or, if all numbers are whole, from counts."""
     if len(split) not in (2, 3):
         raise ValueError(f"split must be 2 or 3 numbers, got {len(split)}")
+    for value in split:
+        check_float("split", value, -math.inf)
     if all(value == int(value) and value != 0 and abs(value) >= 1 for value in split):
         cut = split_ids(ids, counts=[int(value) for value in split])
     else:
@@ -206,21 +216,36 @@ def _lstm_beside(job: _Job, preset: str) -> _Job:
 
 
 def _claim(out: Path, options: Any) -> None:
-    """Makes sure that a run may be written to `out`."""
+    """Makes the folder of a new run; an earlier run there is moved aside."""
+    if options.resume and options.force:
+        raise ValueError("resume and force exclude each other, got both")
     if options.resume:
-        if not (out / "checkpoints").is_dir():
+        if not (out / CHECKPOINT).exists():
             raise ValueError(f"resume needs an interrupted run, found none in {out}")
         return
+    if out.is_dir() and any(out.iterdir()):
+        if not options.force:
+            raise FileExistsError(
+                f"out: {out} exists already; --force replaces it, --resume continues it"
+            )
+        if not ((out / bundles.MODEL).exists() or (out / CHECKPOINT).exists()):
+            raise FileExistsError(f"out: {out} is not a run, so force leaves it alone")
+        shutil.rmtree(_set_aside(out), ignore_errors=True)
+        out.rename(_set_aside(out))
     try:
-        bundles.check_free(out, options.force)
-    except FileExistsError as error:
-        hint = "" if out.is_file() else "; --force replaces it, --resume continues it"
-        raise FileExistsError(f"out: {error}{hint}") from error
-    for folder in (out, out / "lstm"):  # an old bundle stays until the new one is done
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"out: {out} cannot be made: {error.strerror}") from error
 
 
-def _fit(job: _Job, parts, options, argv, callbacks) -> tuple[keras.Model, TrainResult]:
+def _set_aside(out: Path) -> Path:
+    """Where an earlier run waits until the one that replaces it is complete."""
+    return out.with_name(f"{out.name}.previous")
+
+
+def _fit(
+    job: _Job, out: Path, parts, options, argv, callbacks
+) -> tuple[keras.Model, TrainResult]:
     build = build_gpt if isinstance(job.config, GPTConfig) else build_lstm
     model = build(job.config, seed=job.training.seed, dtype=options.precision)
     print(
@@ -237,22 +262,32 @@ def _fit(job: _Job, parts, options, argv, callbacks) -> tuple[keras.Model, Train
             job.training,
             directory=job.folder,
             callbacks=callbacks,
-            resume=options.resume and (job.folder / "checkpoints/state.json").exists(),
+            resume=options.resume and (job.folder / CHECKPOINT).exists(),
             tensorboard=options.tensorboard,
         )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(_how_to_go_on(job.folder, options, argv)) from None
+        raise KeyboardInterrupt(_how_to_go_on(job.folder, out, argv)) from None
+    finally:
+        for folder in (job.folder / "checkpoints", job.folder):
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # only if nothing was written
     return model, result
 
 
-def _how_to_go_on(folder: Path, options: Any, argv: list[str]) -> str:
-    state = folder / "checkpoints" / "state.json"
-    if not state.exists():
-        return "before the first checkpoint; nothing was saved"
-    step = json.loads(state.read_text("utf-8"))["step"]
-    arguments = argv if options.resume else [*argv, "--resume"]
-    command = shlex.join(["tinygpt", "train", *arguments])
-    return f"the checkpoint of step {step} in {folder} is kept; go on with: {command}"
+def _how_to_go_on(folder: Path, out: Path, argv: list[str]) -> str:
+    """What an interrupted run leaves, and the command that continues it."""
+    if not (out / CHECKPOINT).exists():
+        message = "before the first checkpoint; nothing was saved"
+        if _set_aside(out).exists():
+            message += f"; the earlier run is in {_set_aside(out)}"
+        return message
+    kept = f"{out} is complete"
+    if (folder / CHECKPOINT).exists():
+        step = json.loads((folder / CHECKPOINT).read_text("utf-8"))["step"]
+        kept = f"the checkpoint of step {step} in {folder} is kept"
+    arguments = [a for a in argv if a not in ("--force", "--resume")]
+    command = shlex.join(["tinygpt", "train", *arguments, "--resume"])
+    return f"{kept}; go on with: {command}"
 
 
 def _score(job: _Job, model, result: TrainResult, parts) -> _Row:
@@ -379,10 +414,16 @@ def generate_command(options: Any, sampling: dict[str, Any]) -> None:
     """Prints continuations of a prompt as they are made; see `cli.GenerateOptions`."""
     check_int("num_samples", options.num_samples)
     prompt = options.prompt
-    if prompt is None:
+    if not prompt:
         if sys.stdin is None or sys.stdin.isatty():
             raise ValueError("prompt must be given as an argument or on standard input")
-        prompt = sys.stdin.buffer.read().decode("utf-8")
+        try:
+            prompt = sys.stdin.buffer.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                "prompt on standard input must be UTF-8, got byte "
+                f"0x{error.object[error.start]:02x} at offset {error.start}"
+            ) from error
     language_model = bundles.load(options.bundle)
     for index in range(options.num_samples):
         if options.num_samples > 1:

@@ -22,6 +22,15 @@ def main() -> None:
             from keras_tinygpt.cli import main as run
         except KeyboardInterrupt:
             sys.exit(130)
+        except (ImportError, ValueError) as error:
+            os.dup2(standard_error, 2)
+            backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+            reason = str(error).splitlines()[0]
+            print(
+                f"tinygpt: error: KERAS_BACKEND={backend} cannot be used: {reason}",
+                file=sys.stderr,
+            )
+            sys.exit(2)
         finally:
             os.dup2(standard_error, 2)
             os.close(standard_error)

@@ -317,6 +317,7 @@ def train(
     """
     config = config or TrainConfig()
     length = model_window(model, config.sequence_length)
+    check_int("vocab_size", model.output_shape[-1], 2)
     for name, ids in (("train_ids", train_ids), ("valid_ids", valid_ids)):
         check_ids(ids, model.output_shape[-1], name, least=1)
     starts = window_schedule(
@@ -468,16 +469,21 @@ class _Checkpoints:
             raise ValueError(f"resume needs a checkpoint, found none in {self.folder}")
         state = json.loads(self.state.read_text("utf-8"))
         name, run = state.pop("arrays"), self.run
-        if state.pop("config") != dataclasses.asdict(run.config):
-            raise ValueError(
-                "resume needs the config the run was started with; the one in "
-                f"{self.state} differs"
-            )
-        for key in ("schedule_fingerprint", "initial_fingerprint"):
+        saved = state.pop("config")
+        for field, value in dataclasses.asdict(run.config).items():
+            if saved.get(field) != value:
+                raise ValueError(
+                    f"resume needs {field}={saved.get(field)!r} as at the start of the "
+                    f"run, got {value!r}"
+                )
+        for key, meaning in (
+            ("schedule_fingerprint", "text and split"),
+            ("initial_fingerprint", "model"),
+        ):
             if state[key] != getattr(run, key):
                 raise ValueError(
-                    f"resume needs the {key} the run was started with; the one in "
-                    f"{self.state} differs"
+                    f"resume needs the {meaning} of the start of the run; the {key} "
+                    f"in {self.state} differs"
                 )
         model.optimizer.build(model.trainable_variables)
         variables = _all_state(model)

@@ -1,5 +1,6 @@
 """The command line: the whole job on a small text, and one line for every mistake."""
 
+import io
 import json
 import os
 import re
@@ -95,6 +96,39 @@ def test_train_evaluate_generate(text_file, tmp_path, capsys):
     run(*command, "--force")
 
 
+def test_force_loses_nothing(text_file, tmp_path, capsys):
+    command = ["train", text_file, *SMALL, "--steps", 2, "--out", "run"]
+    run(*command)
+    first = (tmp_path / "run" / "model.keras").read_bytes()
+    # A run that fails leaves the earlier one aside; one that succeeds replaces it.
+    poison = ("--learning-rate", "1e30", "--schedule", "constant")
+    poison += ("--clip-norm", "None", "--warmup-steps", 0, "--steps", 60)
+    assert "loss became" in fails(capsys, *command, *poison, "--force")
+    aside = tmp_path / "run.previous"
+    assert (aside / "model.keras").read_bytes() == first
+    assert not (tmp_path / "run").exists()
+    run(*command)
+    run(*command, "--force")
+    assert not aside.exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    command[-1] = "mine"
+    assert "is not a run" in fails(capsys, *command, "--force")
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
+
+
+def test_an_unusable_backend(tmp_path):
+    result = subprocess.run(
+        [*LAUNCH, "--version"],
+        capture_output=True,
+        env={**ENVIRONMENT, "KERAS_BACKEND": "nonesuch"},
+        timeout=120,
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith(b"tinygpt: error: KERAS_BACKEND=nonesuch cannot")
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_the_lstm_as_main_model(text_file, capsys):
     run("train", text_file, "--architecture", "lstm", "--hidden-dim", 13, "--steps", 2,
         "--batch-size", 4, "--jit-compile", "False", "--out", "run", "--tokenizer",
@@ -126,6 +160,7 @@ def test_a_loss_that_turns_nan(text_file, tmp_path, capsys):
         (b"\x89PNG\r\n\x1a\n\x00\x00", "UTF-8"),
         (b"abc\x00def", "NUL"),
         (b"short text", "the training part has 9 tokens, at least 17 are needed"),
+        (b"a" * 900, "corpus must have at least 2 distinct characters"),
         (b"ab" * 40, "the valid part has 8 tokens, at least 17 are needed"),
     ],
 )
@@ -155,6 +190,10 @@ def test_bad_texts(text_file, tmp_path, capsys, content, message):
         (["TEXT", "--prompt", "@"], "U+0040"),
         (["TEXT", "--split", "0.9"], "split must be 2 or 3 numbers, got 1"),
         (["TEXT", "--split", "0.9", "0.5"], "fractions"),
+        (["TEXT", "--split", "inf", "3"], "split must be a finite number"),
+        (["TEXT", "--split", "nan", "0.1"], "split must be a finite number"),
+        (["TEXT", "--out", "TEXT/sub"], "out: "),
+        (["TEXT", "--resume", "--force"], "exclude each other"),
         (["TEXT", "--resume"], "resume needs an interrupted run"),
         (["TEXT", "--steps", "many"], "--steps"),
         (["TEXT", "--no-such-flag"], "--no-such-flag"),
@@ -162,7 +201,7 @@ def test_bad_texts(text_file, tmp_path, capsys, content, message):
     ],
 )
 def test_bad_training_flags(text_file, tmp_path, capsys, arguments, message):
-    arguments = [str(text_file) if a == "TEXT" else a for a in arguments]
+    arguments = [a.replace("TEXT", str(text_file)) for a in arguments]
     assert message in fails(capsys, "train", *arguments)
     assert [path.name for path in tmp_path.iterdir()] == [text_file.name]
 
@@ -180,7 +219,7 @@ def run_folder(tmp_path_factory):
     [
         (["generate", "nowhere", "x"], "nowhere does not exist"),
         (["generate", ".", "x"], "not a bundle"),
-        (["generate"], "bundle"),
+        (["generate"], "Missing"),
         (["generate", "RUN", "Now", "--max-new-tokens", "9" * 20], "max_new_tokens"),
         (["generate", "RUN", "@"], "U+0040"),
         (["generate", "RUN", ""], "at least one character"),
@@ -199,6 +238,7 @@ def test_bad_uses_of_a_bundle(
     run_folder, tmp_path, monkeypatch, capsys, arguments, message
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     arguments = [str(run_folder) if a == "RUN" else a for a in arguments]
     assert message in fails(capsys, *arguments)
 

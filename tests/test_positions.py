@@ -209,3 +209,11 @@ def test_bad_arguments(make, message):
     pattern = ".*".join(re.escape(part) for part in message.split(".*"))
     with pytest.raises(ValueError, match=pattern):
         make()
+
+
+def test_inputs_of_the_wrong_rank():
+    with pytest.raises(ValueError, match=r"shape \(B, T, N, H\), got \(2, 5, 6\)"):
+        RotaryPositions()(ops.ones((2, 5, 6)))
+    for layer in (SinusoidalPositions(), LearnedPositions(max_sequence_length=7)):
+        with pytest.raises(ValueError, match=r"shape \(B, T, D\), got \(5, 6\)"):
+            layer(ops.ones((5, 6)))

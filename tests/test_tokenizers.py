@@ -108,7 +108,7 @@ def test_long_text_crosses_chunks(monkeypatch):
 
 def test_unknown_characters():
     tokenizer = CharTokenizer("ab?")
-    with pytest.raises(ValueError, match=r"got '\\u2014' \(U\+2014\) at offset 2"):
+    with pytest.raises(ValueError, match=r"got '—' \(U\+2014\) at offset 2"):
         tokenizer.encode("ab\u2014a")
     with pytest.raises(ValueError, match=r"got '\\ud800' \(U\+D800\) at offset 0"):
         tokenizer.encode("\ud800")

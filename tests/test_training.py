@@ -199,9 +199,9 @@ def test_resume_continues_to_the_same_weights(tmp_path):
 
 def test_resume_refuses_another_run(tmp_path):
     run(tiny_config(), directory=tmp_path)
-    with pytest.raises(ValueError, match="resume needs the config the run was started"):
+    with pytest.raises(ValueError, match="resume needs learning_rate=0.01 .* got 0.5"):
         run(tiny_config(learning_rate=0.5), directory=tmp_path, resume=True)
-    with pytest.raises(ValueError, match="resume needs the schedule_fingerprint"):
+    with pytest.raises(ValueError, match="resume needs the text and split"):
         run(tiny_config(), directory=tmp_path, resume=True, ids=PATTERN[:-1])
     with pytest.raises(ValueError, match="found none in"):
         run(tiny_config(), directory=tmp_path / "other", resume=True)

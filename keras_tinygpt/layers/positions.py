@@ -63,6 +63,11 @@ def alibi_bias(query_positions, key_positions, num_heads: int):
     return -slopes * ops.cast(distance, "float32")  # (N, T, S)
 
 
+def _check_rank(shape, letters: str) -> None:
+    if len(shape) != letters.count(",") + 1:
+        raise ValueError(f"inputs must have shape {letters}, got {tuple(shape)}")
+
+
 def _row_positions(inputs, start_index, row_offsets):
     """Positions of the tokens of `inputs` (B, T, ...), never negative: (T,) or (B, T).
 
@@ -111,6 +116,7 @@ class LearnedPositions(keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, input_shape):
+        _check_rank(input_shape, "(B, T, D)")
         self.embeddings = self.add_weight(
             name="embeddings",
             shape=(self.max_sequence_length, input_shape[-1]),
@@ -171,6 +177,7 @@ class SinusoidalPositions(keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, input_shape):
+        _check_rank(input_shape, "(B, T, D)")
         if input_shape[-1] % 2:
             raise ValueError(
                 "sinusoidal positions need an even width (hidden_dim), "
@@ -226,6 +233,7 @@ class RotaryPositions(keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, input_shape):
+        _check_rank(input_shape, "(B, T, N, H)")
         if input_shape[-1] % 2:
             raise ValueError(
                 f"rotary positions need an even head_dim, got {input_shape[-1]}"

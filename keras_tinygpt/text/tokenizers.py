@@ -165,7 +165,7 @@ class CharTokenizer(_Tokenizer):
                     index = int(np.argmax(ids < 0))
                     raise ValueError(
                         f"text must use the vocabulary's characters only, got "
-                        f"{ascii(piece[index])} (U+{ord(piece[index]):04X}) "
+                        f"{piece[index]!r} (U+{ord(piece[index]):04X}) "
                         f"at offset {offset + index}"
                     )
                 if unknown == "drop":
