@@ -347,7 +347,9 @@ def train(
     every = min(config.validate_every, config.steps)
     epochs = -(-config.steps // every)
     recorder = _Recorder(run, store, length, verbose)
-    all_callbacks = [keras.callbacks.SwapEMAWeights()] if config.ema_momentum else []
+    all_callbacks = []
+    if config.ema_momentum is not None:
+        all_callbacks.append(keras.callbacks.SwapEMAWeights())
     all_callbacks.append(recorder)
     if tensorboard:
         all_callbacks.append(_tensorboard(directory))

@@ -277,6 +277,8 @@ def test_ctrl_c_keeps_the_checkpoint_and_says_how_to_go_on(text_file, tmp_path):
         stderr=subprocess.PIPE,
         cwd=tmp_path,
         env=ENVIRONMENT,
+        # A suite started in the background passes on that SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     state = tmp_path / "run" / "checkpoints" / "state.json"
     deadline = time.monotonic() + 120
