@@ -127,6 +127,10 @@ class LearnedPositions(keras.layers.Layer):
     def call(self, inputs, start_index=0, row_offsets=None):
         self._check_length(inputs.shape[1])
         positions = _row_positions(inputs, start_index, row_offsets)
+        if row_offsets is not None:
+            # A chunk may end in padding past the table; it is never read, but must be
+            # finite, and backends differ in what they make of a row that is not there.
+            positions = ops.minimum(positions, self.max_sequence_length - 1)
         return inputs + ops.take(self.embeddings, positions, axis=0)
 
     def _check_length(self, length: int | None) -> None:
