@@ -129,7 +129,7 @@ def _stateful(model: LSTM, ids) -> float:
         [logits, targets],
         ops.sparse_categorical_crossentropy(targets, logits, from_logits=True),
     )
-    states = model.zero_states(1)
+    states = keras.tree.map_structure(ops.convert_to_numpy, model.zero_states(1))
     total = 0.0
     for start in range(0, len(ids) - 1, STATEFUL_CHUNK):
         window = np.zeros((1, STATEFUL_CHUNK + 1), "int32")
