@@ -385,9 +385,8 @@ def step_function(layer, style):
     """The cached call, eager or as a functional model over keras.Input caches."""
     if style == "eager":
         return lambda x, cache, index: layer(x, cache=cache, cache_index=index)
-    kv_heads, head_dim = layer._kv_heads, layer._head_dim
     x = keras.Input((None, D))
-    cache = tuple(keras.Input((kv_heads, SLOTS, head_dim)) for _ in range(2))
+    cache = tuple(keras.Input((SLOTS, layer._head_dim)) for _ in range(2))
     index = keras.Input(batch_shape=(), dtype="int32")
     outputs = layer(x, cache=cache, cache_index=index)
     assert outputs[0].shape == (None, None, D)
@@ -401,7 +400,7 @@ def test_cached_rows_equal_uncached_ones(variant):
     """Step by step and in chunks; what the cache held before is not read."""
     layer, x = make_layer(variant), normal(B, T, D)
     expected = to_numpy(layer(x))
-    shape = (B, layer._kv_heads, SLOTS, layer._head_dim)
+    shape = (B * layer._kv_heads, SLOTS, layer._head_dim)
     for style, lengths in (("eager", [3, 1, 3]), ("functional", [1] * T)):
         step = step_function(layer, style)
         cache, start = (np.full(shape, 1e3, "float32"),) * 2, 0
@@ -413,13 +412,13 @@ def test_cached_rows_equal_uncached_ones(variant):
             )
             start = stop
         for part in cache:
-            assert np.all(to_numpy(part)[:, :, T:] == 1e3)
+            assert np.all(to_numpy(part)[:, T:] == 1e3)
 
 
 @some_variants
 def test_cached_rows_after_left_padding_equal_the_row_alone(variant):
     layer, x, padding = make_layer(variant), normal(B, T, D), np.array([0, 3])
-    shape = (B, layer._kv_heads, SLOTS, layer._head_dim)
+    shape = (B * layer._kv_heads, SLOTS, layer._head_dim)
     cache = (np.zeros(shape, "float32"),) * 2
     mask = np.arange(SLOTS) >= padding[:, None]
     rows = []
@@ -440,7 +439,7 @@ def test_cached_rows_after_left_padding_equal_the_row_alone(variant):
 def test_cached_scores_cover_the_slots():
     layer, x = make_layer("grouped"), normal(B, T, D)
     _, expected = layer(x, return_attention_scores=True)
-    cache = (np.zeros((B, 3, SLOTS, H), "float32"),) * 2
+    cache = (np.zeros((B * 3, SLOTS, H), "float32"),) * 2
     for call in (layer, layer.compute_output_spec):
         results = call(x, cache=cache, cache_index=0, return_attention_scores=True)
         outputs, weights, (key, value) = results
@@ -457,7 +456,7 @@ def test_cached_scores_cover_the_slots():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_cache_is_kept_in_the_compute_type(dtype):
     layer = make_layer(dtype="mixed_bfloat16")
-    cache = tuple(ops.zeros((B, N, SLOTS, H), dtype) for _ in range(2))
+    cache = tuple(ops.zeros((B * N, SLOTS, H), dtype) for _ in range(2))
     for call in (layer, layer.compute_output_spec)[: 2 if dtype == "bfloat16" else 1]:
         results = call(normal(B, T, D), cache=cache, cache_index=0)
         dtypes = [
@@ -615,7 +614,7 @@ def test_bad_arguments_of_causal_attention(options, message):
 
 def test_a_padding_mask_with_a_cache_is_refused():
     layer = CausalMultiHeadAttention(num_heads=2)
-    cache = tuple(ops.zeros((2, 2, 7, 3)) for _ in range(2))
+    cache = tuple(ops.zeros((4, 7, 3)) for _ in range(2))
     mask = np.ones((2, 3), "bool")
     with pytest.raises(ValueError, match="with a cache pass attention_mask"):
         layer(ops.ones((2, 3, 6)), cache=cache, cache_index=0, mask=mask)

@@ -251,12 +251,12 @@ def test_a_keras_mask_passes_through_a_stack(name):
 def test_cached_rows_of_a_block(name):
     block, x, slots = make_block(name), normal(B, T, D), 7
     inputs = keras.Input((None, D))
-    cache = tuple(keras.Input((block.num_kv_heads or N, slots, 4)) for _ in range(2))
+    cache = tuple(keras.Input((slots, 4)) for _ in range(2))
     index = keras.Input(batch_shape=(), dtype="int32")
     scored = block(inputs, cache=cache, cache_index=index, return_attention_scores=True)
     assert scored[1].shape == (None, N, None, slots)
     model = keras.Model((inputs, cache, index), scored)
-    cache = (np.zeros((B, block.num_kv_heads or N, slots, 4), "float32"),) * 2
+    cache = (np.zeros((B * (block.num_kv_heads or N), slots, 4), "float32"),) * 2
     expected, weights = block(x, return_attention_scores=True)
     start = 0
     for stop in (2, 3, T):

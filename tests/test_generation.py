@@ -9,6 +9,7 @@ import pytest
 from keras import ops
 
 import keras_tinygpt as tg
+from keras_tinygpt.generation import decoding
 from keras_tinygpt.generation.engine import get_engine
 from keras_tinygpt.generation.steppers import make_stepper
 
@@ -22,6 +23,11 @@ CONFIGS = {
     "alibi": {"positions": "alibi", "attention_window": 5, "tie_embeddings": True},
     "none": {"positions": "none", "norm_position": "post", "normalization": "rms"},
 }
+GOLDEN_GPT = [2, 6, 14, 5, 2, 6, 10, 9, 0, 2, 14, 7, 14]
+GOLDEN_GPT += [5, 0, 16, 14, 1, 14, 12, 11, 10, 6, 6, 8, 4]
+GOLDEN_LSTM = [5, 8, 16, 7, 1, 6, 12, 3, 4, 2, 16, 8, 15]
+GOLDEN_LSTM += [5, 0, 16, 15, 1, 13, 13, 11, 13, 2, 8, 10, 1]
+real_run = decoding._run
 GREEDY = {"temperature": 0.0}
 DRAWN = {"seed": 5, "temperature": 0.9, "top_k": 9, "top_p": 0.95, "min_p": 0.01}
 
@@ -131,6 +137,31 @@ def test_each_row_equals_its_prompt_alone(models, name, context):
             models[name], prompts[index], 2 * WINDOW, seed=3 + index, context=context
         )
         np.testing.assert_array_equal(row, alone)
+
+
+@pytest.mark.parametrize("name", ["alibi", "lstm"])
+def test_threads_share_the_rows_of_a_large_batch(models, name, monkeypatch):
+    prompts = [prompt(1 + length % 7, seed=length) for length in range(11)]
+    arguments = (models[name], prompts, WINDOW + 3)
+    expected = tg.generate(*arguments, seed=4)
+    monkeypatch.setattr(decoding, "ROWS_PER_WORKER", 3)
+    monkeypatch.setattr(decoding, "CORES", 3)
+    asked = []
+    monkeypatch.setattr(decoding, "_run", lambda *a: asked.append(a) or real_run(*a))
+    for row, alone in zip(tg.generate(*arguments, seed=4), expected, strict=True):
+        np.testing.assert_array_equal(row, alone)
+    sizes = [len(request.prompts) for _, request, _ in asked]
+    assert sizes == ([11] if keras.backend.backend() == "torch" else [4, 4, 4])
+
+
+def test_one_seed_gives_one_text_on_every_backend():
+    """Recorded on TensorFlow; weights and draws are equal on every backend."""
+    model = sharpen(tg.build_gpt(tg.GPTConfig(VOCAB, WINDOW, 2, 2, hidden_dim=16)), 5.0)
+    tokens = tg.generate(model, [1, 2, 3], 2 * WINDOW, seed=7, top_k=9, top_p=0.95)
+    assert tokens.tolist()[3:] == GOLDEN_GPT
+    model = sharpen(tg.build_lstm(tg.LSTMConfig(VOCAB, hidden_dim=16)), 5.0)
+    tokens = tg.generate(model, [1, 2, 3], 2 * WINDOW, seed=7, min_p=0.05)
+    assert tokens.tolist()[3:] == GOLDEN_LSTM
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, "lstm"])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_tinygpt.generation import sampling
 from keras_tinygpt.generation.sampling import (
     SamplingConfig,
     draw_uniforms,
@@ -13,6 +14,13 @@ from keras_tinygpt.generation.sampling import (
 )
 
 pytestmark = pytest.mark.backend
+
+
+@pytest.fixture(autouse=True, params=[sampling.SMALL_VOCAB, 0])
+def both_ways_to_select(request, monkeypatch):
+    """Every test runs on pairs of tokens and on sorted ones."""
+    monkeypatch.setattr(sampling, "SMALL_VOCAB", request.param)
+
 
 PROBS = np.array([0.5, 0.25, 0.125, 0.0625, 0.0625])
 

@@ -11,7 +11,8 @@ import numpy as np
 from keras import ops
 
 from keras_tinygpt.checks import check_ids, check_int
-from keras_tinygpt.generation.engine import fit_window, get_engine
+from keras_tinygpt.generation.engine import fit_window, get_engine, seen_tokens
+from keras_tinygpt.generation.sampling import SamplingConfig
 
 
 def beam_search(
@@ -41,6 +42,7 @@ def beam_search(
     prompt = check_ids(prompt_ids, vocab_size, "prompt_ids", least=1).tolist()
     engine = get_engine(model)
     window = engine.stepper.window
+    greedy = SamplingConfig(temperature=0.0).arrays(vocab_size)
     beams = [prompt] * num_beams
     # All beams start equal, so that only the first may branch.
     scores = np.full(num_beams, -np.inf)
@@ -49,7 +51,10 @@ def beam_search(
     for _ in range(max_new_tokens):
         if index is None or index == window:
             views = [fit_window(beam, window, "crop") for beam in beams]
-            index, offsets, logits, state = engine.read(views)
+            index = max(map(len, views))
+            seen = seen_tokens(beams, vocab_size)
+            unused = np.zeros((num_beams, 1), "float32")
+            offsets, (logits, *_, state) = engine.read(views, seen, unused, greedy)
         else:
             logits, state = engine.step(tokens, index, offsets, state)
             index += 1
@@ -61,7 +66,6 @@ def beam_search(
             [*beams[parent], int(token)]
             for parent, token in zip(parents, best % vocab_size, strict=True)
         ]
-        tokens = ops.convert_to_tensor(best % vocab_size, "int32")
-        rows = ops.convert_to_tensor(parents, "int32")
-        state = {name: ops.take(value, rows, axis=0) for name, value in state.items()}
+        tokens = (best % vocab_size).astype("int32")
+        state = engine.stepper.take_rows(state, parents.astype("int32"))
     return np.asarray(beams[0], "int32"), float(scores[0])

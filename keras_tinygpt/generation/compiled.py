@@ -4,13 +4,15 @@ TensorFlow: `tf.function` with XLA. JAX: `jit`, with the model's variables passe
 arguments, so that later training is seen. PyTorch: eager, without gradients.
 """
 
+import threading
 from collections.abc import Callable
 
 import keras
+import numpy as np
 
 
 def compile_function(function: Callable, variables: list) -> Callable:
-    """Returns `function` compiled; it takes and returns nested tensors.
+    """Returns `function` compiled; it takes nested tensors or NumPy arrays.
 
     Args:
         function: calls Keras layers and ops only; traced once per set of shapes.
@@ -20,7 +22,7 @@ def compile_function(function: Callable, variables: list) -> Callable:
     if backend == "tensorflow":
         import tensorflow as tf
 
-        return tf.function(function, jit_compile=True, autograph=False)
+        return _trace_alone(tf.function(function, jit_compile=True, autograph=False))
     if backend == "jax":
         import jax
 
@@ -30,9 +32,36 @@ def compile_function(function: Callable, variables: list) -> Callable:
                 return function(*arguments)
 
         jitted = jax.jit(stateless)
-        return lambda *arguments: jitted([v.value for v in variables], *arguments)
+        return _trace_alone(
+            lambda *arguments: jitted([v.value for v in variables], *arguments)
+        )
     if backend == "torch":
         import torch
 
-        return torch.no_grad()(function)
+        @torch.no_grad()
+        def eager(*arguments):
+            return function(*keras.tree.map_structure(_tensor, arguments))
+
+        return eager
     raise ValueError(f"generation supports tensorflow, jax and torch, got {backend!r}")
+
+
+def _trace_alone(function: Callable) -> Callable:
+    """Keeps threads from tracing for the same shape of the first argument at once."""
+    lock, traced = threading.Lock(), set()
+
+    def call(*arguments):
+        shape = tuple(arguments[0].shape)
+        if shape in traced:
+            return function(*arguments)
+        with lock:
+            outputs = function(*arguments)
+        traced.add(shape)
+        return outputs
+
+    return call
+
+
+def _tensor(value):
+    is_numpy = isinstance(value, (np.ndarray, np.generic))
+    return keras.ops.convert_to_tensor(value) if is_numpy else value

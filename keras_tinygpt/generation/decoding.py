@@ -7,7 +7,10 @@ the recurrent state, and runs compiled loops. Both choose tokens with
 """
 
 import dataclasses
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -28,6 +31,8 @@ CONTEXTS = ("crop", "slide", "stop")
 GENERATE_RUN = 128  # most tokens between two looks at the stop rules
 STREAM_RUN = 8
 MAX_NEW_TOKENS = 10**8
+ROWS_PER_WORKER = 8  # fewest rows a thread of its own is worth
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 PADDING = 64  # lengths of unlimited models are rounded up to it in the plain loop
 
 
@@ -45,6 +50,15 @@ class Request:
     context: str
     use_cache: bool
     logits_processor: Callable | None
+
+    def take_rows(self, rows: np.ndarray) -> "Request":
+        """The same request for some of its rows."""
+        return dataclasses.replace(
+            self,
+            prompts=[self.prompts[row] for row in rows],
+            limits=[self.limits[row] for row in rows],
+            uniforms=self.uniforms[rows],
+        )
 
 
 def generate(
@@ -114,12 +128,7 @@ def generate(
         context=context,
         logits_processor=logits_processor,
     )
-    rows = [_Row(request.stops, limit) for limit in request.limits]
-    for tokens, scores in _pieces(model, request, GENERATE_RUN):
-        for row, new, score in zip(rows, tokens, scores, strict=True):
-            row.extend(new, score)
-        if all(row.done for row in rows):
-            break
+    rows = _run_in_parallel(model, request)
     results = [
         np.concatenate([prompt, np.asarray(row.tokens, "int32")])
         for prompt, row in zip(request.prompts, rows, strict=True)
@@ -128,6 +137,48 @@ def generate(
     if request.single:
         results, scores = results[0], scores[0]
     return (results, scores) if return_log_probabilities else results
+
+
+def _run_in_parallel(model, request: Request) -> "list[_Row]":
+    """Rows are independent: on a CPU each core takes a group of them."""
+    count = len(request.prompts)
+    size = -(-count // worker_count(request)) if count else 1
+    groups = [
+        np.minimum(np.arange(start, start + size), count - 1)  # the last one is padded
+        for start in range(0, count, size)
+    ]
+    stopped = threading.Event()
+    if len(groups) == 1:
+        return _run(model, request, stopped)
+    with ThreadPoolExecutor(len(groups)) as pool:
+        parts = [request.take_rows(group) for group in groups]
+        futures = [pool.submit(_run, model, part, stopped) for part in parts]
+        try:
+            rows = [row for future in futures for row in future.result()]
+        finally:
+            stopped.set()
+    return rows[:count]
+
+
+def worker_count(request: Request) -> int:
+    """How many threads share the rows of a request."""
+    if not request.use_cache or callable(request.sampling.allowed_tokens):
+        return 1
+    if keras.backend.backend() == "torch":  # eager: threads would wait for each other
+        return 1
+    if not all(name.startswith("cpu") for name in keras.distribution.list_devices()):
+        return 1
+    return max(1, min(CORES, len(request.prompts) // ROWS_PER_WORKER))
+
+
+def _run(model, request: Request, stopped: threading.Event) -> "list[_Row]":
+    rows = [_Row(request.stops, limit) for limit in request.limits]
+    for tokens, scores in _pieces(model, request, GENERATE_RUN, GENERATE_RUN):
+        for row, new, score in zip(rows, tokens, scores, strict=True):
+            row.extend(new, score)
+        if stopped.is_set() or all(row.done for row in rows):
+            break
+    return rows
 
 
 def stream(
@@ -152,7 +203,7 @@ def stream(
 
 def _stream(model, request: Request) -> Iterator[np.ndarray]:
     row = _Row(request.stops, request.limits[0])
-    for tokens, scores in _pieces(model, request, STREAM_RUN):
+    for tokens, scores in _pieces(model, request, 1, STREAM_RUN):
         row.extend(tokens[0], scores[0])
         ready = row.take()
         if ready.size:
@@ -179,7 +230,7 @@ def _make_request(
     check_choice("context", context, CONTEXTS)
     check_bool("use_cache", use_cache)
     config = SamplingConfig(**sampling)
-    config.tensors(vocab_size)  # checks allowed_tokens against the vocabulary
+    config.arrays(vocab_size)  # checks allowed_tokens against the vocabulary
     window = None
     if hasattr(getattr(model, "config", None), "positions"):
         window = model.config.max_sequence_length
@@ -270,13 +321,13 @@ class _Row:
         return np.asarray(ready, "int32")
 
 
-def _pieces(model, request: Request, run: int):
+def _pieces(model, request: Request, first: int, run: int):
     """Yields (tokens (B, k), log-probabilities (B, k)) up to the largest limit."""
     if max(request.limits) == 0:
         return iter(())
     if request.use_cache:
         engine = get_engine(model, request.logits_processor)
-        return engine.pieces(request, run)
+        return engine.pieces(request, first, run)
     return _plain_loop(model, request)
 
 
@@ -299,8 +350,9 @@ def _plain_loop(model, request: Request):
         if request.logits_processor is not None:
             logits = request.logits_processor(logits)
         if callable(request.sampling.allowed_tokens):
-            settings["allowed"] = allowed_rows(request.sampling, texts, vocab_size)
-        seen = seen_tokens(texts, vocab_size)
+            allowed = allowed_rows(request.sampling, texts, vocab_size)
+            settings["allowed"] = ops.convert_to_tensor(allowed)
+        seen = ops.convert_to_tensor(seen_tokens(texts, vocab_size))
         uniforms = ops.convert_to_tensor(request.uniforms[:, step])
         chosen = sample(logits, seen, uniforms, settings)
         scores = ops.convert_to_numpy(log_probabilities(logits, chosen))

@@ -1,13 +1,15 @@
 """The cached engine: compiled loops over a stepper's explicit state.
 
-Four functions are compiled, once per model and batch size: read a chunk of the
-prompts, choose a token, run many cached steps, and, once the window is full under
-`context="crop"`, run many whole-window steps. Lengths, seeds and all sampling
-settings are tensors, so new ones compile nothing.
+Compiled functions, once per model and batch size: read the prompts and choose the
+first token (a stream) or run many cached steps after it (`generate`); run many more
+cached steps; and, once the window is full under `context="crop"`, run many
+whole-window steps. Lengths, seeds and all sampling settings are inputs, so new ones
+compile nothing.
 
 Rows of different lengths are padded on the left; `row_offsets` counts that padding.
 """
 
+import threading
 import weakref
 from collections.abc import Callable
 
@@ -28,12 +30,16 @@ LOOP = 128  # tokens one call of a compiled loop can produce
 _ENGINES: "weakref.WeakKeyDictionary[keras.Model, dict]" = weakref.WeakKeyDictionary()
 
 
+_MAKING = threading.Lock()
+
+
 def get_engine(model: keras.Model, logits_processor: Callable | None = None):
     """Returns the engine of `model`, made at the first call."""
-    engines = _ENGINES.setdefault(model, {})
-    if logits_processor not in engines:
-        engines[logits_processor] = Engine(model, logits_processor)
-    return engines[logits_processor]
+    with _MAKING:
+        engines = _ENGINES.setdefault(model, {})
+        if logits_processor not in engines:
+            engines[logits_processor] = Engine(model, logits_processor)
+        return engines[logits_processor]
 
 
 def fit_window(tokens: list[int], window: int | None, context: str) -> list[int]:
@@ -44,11 +50,11 @@ def fit_window(tokens: list[int], window: int | None, context: str) -> list[int]
 
 
 def seen_tokens(texts: list[list[int]], vocab_size: int):
-    """Bool tensor (B, V): the tokens that occur in each row."""
+    """Bool array (B, V): the tokens that occur in each row."""
     seen = np.zeros((len(texts), vocab_size), "bool")
     for row, text in zip(seen, texts, strict=True):
         row[text] = True
-    return ops.convert_to_tensor(seen)
+    return seen
 
 
 class Engine:
@@ -64,127 +70,171 @@ class Engine:
         self.logits_processor = logits_processor
         self.traces: dict[str, int] = {}
         variables = self.stepper.model.variables
-        self._read_chunk = compile_function(self._trace_read, variables)
-        self._choose = compile_function(self._trace_choose, variables)
+        self._read = compile_function(self._trace_read, variables)
+        self._read_and_run = compile_function(self._trace_read_and_run, variables)
         self._steps = compile_function(self._trace_steps, variables)
         self._crop_steps = compile_function(self._trace_crop, variables)
+        self._one_step = compile_function(self._trace_one_step, variables)
+        self._empty: tuple[int, dict] = (0, {})
 
-    def pieces(self, request, run: int):
-        """Yields (tokens (B, k), log-probabilities (B, k)), k at most `run`."""
+    def pieces(self, request, first: int, run: int):
+        """Yields (tokens (B, k), log-probabilities (B, k)).
+
+        k is at most `first` to begin with, then at most `run`. With `first=1` reading
+        the prompt is compiled by itself, so that the first token comes soon.
+        """
         total, window = max(request.limits), self.stepper.window
-        stepwise = callable(request.sampling.allowed_tokens)
-        run = min(run, LOOP)
         texts = [prompt.tolist() for prompt in request.prompts]
         views = [fit_window(text, window, request.context) for text in texts]
-        settings = request.sampling.tensors(self.vocab_size)
+        choice = _Choice(request, texts, self.vocab_size)
+        if choice.stepwise:
+            first = run = 1
+        first, run = min(first, LOOP), min(run, LOOP)
         seen = seen_tokens(texts, self.vocab_size)
         done = 0
         while done < total:
-            index, offsets, logits, state = self.read(views)
-            while True:
-                if stepwise:
-                    settings["allowed"] = allowed_rows(
-                        request.sampling, texts, self.vocab_size
-                    )
-                uniforms = ops.convert_to_tensor(request.uniforms[:, done])
-                tokens, scores, seen = self._choose(logits, seen, uniforms, settings)
-                yield self._emit(texts, views, tokens[:, None], scores[:, None])
-                done += 1
-                if done == total or not stepwise or index == window:
-                    break
-                logits, state = self.step(tokens, index, offsets, state)
-                index += 1
-            while done < total and not stepwise and index != window:
-                count = min(run, total - done)
-                count = count if window is None else min(count, window - index)
-                tokens, scores, seen, state = self._steps(
-                    tokens,
+            index = max(map(len, views))
+            count = _most(first, total - done, window, index - 1)
+            uniforms = _columns(request.uniforms, done, count)
+            offsets, outputs = self.read(
+                views, seen, uniforms, choice.settings(), count, first > 1
+            )
+            _, chosen, scores, seen, state = outputs
+            yield _emit(texts, views, chosen, scores, count)
+            index, done = index + count - 1, done + count
+            while done < total and index != window:
+                count = _most(run, total - done, window, index)
+                chosen, scores, seen, state = self._steps(
+                    np.asarray([view[-1] for view in views], "int32"),
                     seen,
-                    _int(index),
+                    np.int32(index),
                     offsets,
                     state,
                     _columns(request.uniforms, done, count),
-                    _int(count),
-                    settings,
+                    np.int32(count),
+                    choice.settings(),
                 )
-                yield self._emit(texts, views, tokens, scores, count)
-                tokens = ops.convert_to_tensor([view[-1] for view in views], "int32")
-                index += count
-                done += count
-            if done < total and not stepwise and request.context != "slide":
-                yield from self._crop(request, run, views, seen, settings, done)
+                yield _emit(texts, views, chosen, scores, count)
+                index, done = index + count, done + count
+            if done < total and request.context != "slide":
+                yield from self._crop(request, run, texts, views, seen, choice, done)
                 return
             views = [fit_window(view, window, request.context) for view in views]
 
-    def _emit(self, texts, views, tokens, scores, count: int = 1):
-        """Appends the first `count` new tokens to the rows; returns them as NumPy."""
-        tokens = ops.convert_to_numpy(tokens)[:, :count]
-        scores = ops.convert_to_numpy(scores)[:, :count]
-        for text, view, new in zip(texts, views, tokens.tolist(), strict=True):
-            view.extend(new)
-            text.extend(new)
-        return tokens, scores
+    def read(self, views, seen, uniforms, settings, count=1, and_run=False):
+        """Feeds whole rows and chooses `count` tokens for each.
 
-    def read(self, views: list[list[int]]):
-        """Feeds whole rows; returns (length, row_offsets, logits, state)."""
-        chunk, length = self.stepper.chunk, max(map(len, views))
-        offsets = [length - len(view) for view in views]
-        padded = np.zeros((len(views), -(-length // chunk) * chunk), "int32")
+        Returns:
+            row_offsets and (logits, tokens, scores, seen, state).
+        """
+        length, segment = max(map(len, views)), self.stepper.segment
+        offsets = np.asarray([length - len(view) for view in views], "int32")
+        padded = np.zeros((len(views), -(-length // segment) * segment), "int32")
         for row, view, offset in zip(padded, views, offsets, strict=True):
             row[offset:length] = view
-        offsets = ops.convert_to_tensor(offsets, "int32")
-        state = self.stepper.initial_state(len(views))
-        for start in range(0, length, chunk):
-            logits, state = self._read_chunk(
-                ops.convert_to_tensor(padded[:, start : start + chunk]),
-                _int(start),
-                _int(min(chunk, length - start) - 1),
+        state = self._empty_state(len(views))
+        for start in range(0, length, segment):
+            is_last = start + segment >= length
+            read = self._read_and_run if and_run and is_last else self._read
+            outputs = read(
+                np.ascontiguousarray(padded[:, start : start + segment]),
+                np.int32(start),
+                np.int32(min(segment, length - start)),
                 offsets,
                 state,
+                seen,
+                uniforms,
+                np.int32(count),
+                settings,
             )
-        return length, offsets, logits, state
+            state = outputs[-1]
+        return offsets, outputs
 
     def step(self, tokens, index: int, offsets, state):
         """Feeds one token (B,) to every row; returns (logits (B, V), state)."""
-        return self._read_chunk(
-            ops.expand_dims(tokens, 1), _int(index), _int(0), offsets, state
-        )
+        return self._one_step(tokens, np.int32(index), offsets, state)
 
-    def _crop(self, request, run, views, seen, settings, done):
+    def _empty_state(self, batch_size: int) -> dict:
+        """The state before the first token, kept until the batch size changes."""
+        kept, state = self._empty
+        if kept != batch_size:
+            state = self.stepper.initial_state(batch_size)
+            self._empty = (batch_size, state)
+        return state
+
+    def _crop(self, request, run, texts, views, seen, choice, done):
         """Every step on the last whole window."""
         total, window = max(request.limits), self.stepper.window
         views = [view[-window:] for view in views]
         tokens = np.zeros((len(views), window), "int32")
         for row, view in zip(tokens, views, strict=True):
             row[window - len(view) :] = view
-        offsets = ops.convert_to_tensor([window - len(v) for v in views], "int32")
-        tokens = ops.convert_to_tensor(tokens)
+        offsets = np.asarray([window - len(view) for view in views], "int32")
         while done < total:
             count = min(run, total - done)
-            new, scores, tokens, seen, offsets = self._crop_steps(
+            chosen, scores, tokens, seen, offsets = self._crop_steps(
                 tokens,
                 seen,
                 offsets,
                 _columns(request.uniforms, done, count),
-                _int(count),
-                settings,
+                np.int32(count),
+                choice.settings(),
             )
             done += count
-            yield (
-                ops.convert_to_numpy(new)[:, :count],
-                ops.convert_to_numpy(scores)[:, :count],
-            )
+            yield _emit(texts, views, chosen, scores, count)
 
     def _count_trace(self, name: str) -> None:
         self.traces[name] = self.traces.get(name, 0) + 1
 
-    def _trace_read(self, tokens, index, last, offsets, state):
+    def _trace_read(self, *arguments):
         self._count_trace("read")
-        return self.stepper(tokens, index, last, offsets, state)
+        return self._open(*arguments, and_run=False)
 
-    def _trace_choose(self, logits, seen, uniforms, settings):
-        self._count_trace("choose")
-        return self._next(logits, seen, uniforms, settings)
+    def _trace_read_and_run(self, *arguments):
+        self._count_trace("read_and_run")
+        return self._open(*arguments, and_run=True)
+
+    def _open(
+        self,
+        tokens,
+        index,
+        length,
+        offsets,
+        state,
+        seen,
+        uniforms,
+        count,
+        settings,
+        and_run,
+    ):
+        """Reads `length` columns of `tokens` chunk by chunk, then chooses."""
+        batch, chunk = tokens.shape[0], self.stepper.chunk
+
+        def read_chunk(start, logits, state):
+            columns = ops.slice(tokens, (0, start), (batch, chunk))
+            last = ops.minimum(length - start, chunk) - 1
+            logits, state = self.stepper(columns, index + start, last, offsets, state)
+            return start + chunk, logits, state
+
+        logits = ops.zeros((batch, self.vocab_size), "float32")
+        _, logits, state = ops.while_loop(
+            lambda start, *rest: start < length, read_chunk, (_int(0), logits, state)
+        )
+        tokens, scores, seen = self._next(logits, seen, uniforms[:, 0], settings)
+        chosen, all_scores = _buffers(uniforms)
+        chosen = _put(chosen, _int(0), tokens)
+        all_scores = _put(all_scores, _int(0), scores)
+        if and_run:
+            carried = (_int(1), tokens, seen, state, chosen, all_scores)
+            chosen, all_scores, seen, state = self._run(
+                carried, index + length - 1, offsets, uniforms, count, settings
+            )
+        return logits, chosen, all_scores, seen, state
+
+    def _trace_one_step(self, tokens, index, offsets, state):
+        self._count_trace("one_step")
+        tokens = ops.expand_dims(tokens, 1)
+        return self.stepper(tokens, index, _int(0), offsets, state)
 
     def _next(self, logits, seen, uniforms, settings):
         """Processed, filtered and drawn: tokens (B,), scores (B,), seen (B, V)."""
@@ -199,6 +249,11 @@ class Engine:
         self, tokens, seen, index, offsets, state, uniforms, count, settings
     ):
         self._count_trace("steps")
+        carried = (_int(0), tokens, seen, state, *_buffers(uniforms))
+        return self._run(carried, index, offsets, uniforms, count, settings)
+
+    def _run(self, carried, index, offsets, uniforms, count, settings):
+        """Cached steps until `count` tokens are chosen; step n reads at index + n."""
 
         def step(done, tokens, seen, state, chosen, scores):
             logits, state = self.stepper(
@@ -209,9 +264,8 @@ class Engine:
             chosen = _put(chosen, done, tokens)
             return done + 1, tokens, seen, state, chosen, _put(scores, done, score)
 
-        start = (_int(0), tokens, seen, state, *_buffers(uniforms))
         _, _, seen, state, chosen, scores = ops.while_loop(
-            lambda done, *rest: done < count, step, start
+            lambda done, *rest: done < count, step, carried
         )
         return chosen, scores, seen, state
 
@@ -238,6 +292,38 @@ class Engine:
         return chosen, scores, window, seen, offsets
 
 
+class _Choice:
+    """The sampling settings of the next step."""
+
+    def __init__(self, request, texts: list[list[int]], vocab_size: int):
+        self.sampling, self.texts = request.sampling, texts
+        self.vocab_size = vocab_size
+        self.stepwise = callable(request.sampling.allowed_tokens)
+        self._arrays = request.sampling.arrays(vocab_size)
+
+    def settings(self) -> dict:
+        """The arrays; `allowed` follows the texts where it is a function of them."""
+        if not self.stepwise:
+            return self._arrays
+        allowed = allowed_rows(self.sampling, self.texts, self.vocab_size)
+        return {**self._arrays, "allowed": allowed}
+
+
+def _emit(texts, views, tokens, scores, count: int):
+    """Appends the first `count` new tokens to the rows; returns them as NumPy."""
+    tokens = ops.convert_to_numpy(tokens)[:, :count]
+    scores = ops.convert_to_numpy(scores)[:, :count]
+    for text, view, new in zip(texts, views, tokens.tolist(), strict=True):
+        view.extend(new)
+        text.extend(new)
+    return tokens, scores
+
+
+def _most(run: int, left: int, window: int | None, used: int) -> int:
+    """How many tokens a call may choose: `used` slots of the window are taken."""
+    return min(run, left) if window is None else min(run, left, window - used)
+
+
 def _int(value: int):
     return ops.convert_to_tensor(value, "int32")
 
@@ -246,7 +332,7 @@ def _columns(uniforms: np.ndarray, start: int, count: int):
     """Columns start .. start + count, padded with zeros to one width."""
     columns = np.zeros((len(uniforms), LOOP), "float32")
     columns[:, :count] = uniforms[:, start : start + count]
-    return ops.convert_to_tensor(columns)
+    return columns
 
 
 def _buffers(uniforms):

@@ -16,6 +16,7 @@ from keras import ops
 from keras_tinygpt.checks import check_float, check_ids, check_int
 
 FILTERED = -1e30
+SMALL_VOCAB = 512  # up to it products of (V, V) are cheaper than sorts and scans
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +59,10 @@ class SamplingConfig:
         if self.repetition_penalty is not None:
             check_float("repetition_penalty", self.repetition_penalty, 1.0)
 
-    def tensors(self, vocab_size: int) -> dict[str, Any]:
-        """The settings as tensors, so that changing them compiles nothing anew."""
+    def arrays(self, vocab_size: int) -> dict[str, Any]:
+        """The settings as NumPy values, so that changing them compiles nothing anew."""
         allowed = self.allowed_tokens
-        values = {
+        return {
             "allowed": np.ones(vocab_size, "bool")
             if allowed is None or callable(allowed)
             else allowed_mask(allowed, vocab_size),
@@ -71,7 +72,11 @@ class SamplingConfig:
             "top_p": np.float32(1.0 if self.top_p is None else self.top_p),
             "min_p": np.float32(self.min_p or 0.0),
         }
-        return {name: ops.convert_to_tensor(value) for name, value in values.items()}
+
+    def tensors(self, vocab_size: int) -> dict[str, Any]:
+        """The same as tensors."""
+        arrays = self.arrays(vocab_size)
+        return {name: ops.convert_to_tensor(value) for name, value in arrays.items()}
 
 
 def allowed_mask(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
@@ -119,14 +124,46 @@ def filter_logits(logits, seen, settings):
     logits = ops.where(keep, ops.maximum(scaled, FILTERED), FILTERED)
 
     vocab_size = logits.shape[-1]
+    top_k, top_p, min_p = (settings[name] for name in ("top_k", "top_p", "min_p"))
+    select = _select_by_pairs if vocab_size <= SMALL_VOCAB else _select_by_sorting
+    everything = ops.logical_and(top_k >= vocab_size, top_p >= 1.0)
+    everything = ops.logical_and(everything, min_p <= 0.0)
+    chosen = ops.cond(
+        everything,
+        lambda: ops.ones_like(logits, dtype="bool"),
+        lambda: select(logits, top_k, top_p, min_p),
+    )
+    return logits, ops.logical_and(keep, chosen)
+
+
+def _select_by_pairs(logits, top_k, top_p, min_p):
+    """The tokens that top_k, top_p and min_p keep, bool (B, V), without a sort.
+
+    A token comes after those with larger logits and the equal ones with smaller ids.
+    """
+    ids = np.arange(logits.shape[-1])
+    earlier = ops.convert_to_tensor(ids[:, None] < ids[None, :])  # (V, V)
+    first, second = ops.expand_dims(logits, 2), ops.expand_dims(logits, 1)
+    precedes = ops.logical_or(
+        first > second, ops.logical_and(first == second, earlier)
+    )  # (B, V, V): whether the one comes before the other
+    masses = ops.exp(logits)
+    both = ops.stack([ops.ones_like(masses), masses], axis=1)  # (B, 2, V)
+    both = ops.matmul(both, ops.cast(precedes, "float32"))
+    rank, before = both[:, 0], both[:, 1]
+    within_k = rank < ops.cast(top_k, "float32")
+    total = ops.sum(ops.where(within_k, masses, 0.0), axis=-1, keepdims=True)
+    kept = _within(within_k, before / total, logits, top_p, min_p)
+    return ops.logical_or(kept, rank < 0.5)
+
+
+def _select_by_sorting(logits, top_k, top_p, min_p):
+    """What `_select_by_pairs` returns, for vocabularies too large for pairs."""
     ranked = ops.flip(ops.sort(logits, axis=-1), axis=-1)  # (B, V), largest first
-    within_k = ops.arange(vocab_size, dtype="int32") < settings["top_k"]
-    ranked_probs = ops.where(within_k, ops.exp(ranked), 0.0)
-    ranked_probs = ranked_probs / ops.sum(ranked_probs, axis=-1, keepdims=True)
-    before = cumulative_sum(ranked_probs) - ranked_probs
-    within_p = ops.logical_or(before < settings["top_p"], settings["top_p"] >= 1.0)
-    within_min = ranked >= ops.log(ops.maximum(settings["min_p"], 1e-30))
-    kept = ops.logical_and(within_k, ops.logical_and(within_p, within_min))
+    within_k = ops.arange(logits.shape[-1], dtype="int32") < top_k
+    masses = ops.where(within_k, ops.exp(ranked), 0.0)
+    masses = masses / ops.sum(masses, axis=-1, keepdims=True)
+    kept = _within(within_k, cumulative_sum(masses) - masses, ranked, top_p, min_p)
     count = ops.sum(ops.cast(kept, "int32"), axis=-1, keepdims=True)
     count = ops.maximum(count, 1)  # (B, 1)
 
@@ -136,8 +173,13 @@ def filter_logits(logits, seen, settings):
     tied = ops.cast(logits == threshold, "float32")
     room = count - ops.sum(ops.cast(above, "int32"), axis=-1, keepdims=True)
     first = cumulative_sum(tied) <= ops.cast(room, "float32") + 0.5
-    chosen = ops.logical_or(above, ops.logical_and(tied > 0, first))
-    return logits, ops.logical_and(keep, chosen)
+    return ops.logical_or(above, ops.logical_and(tied > 0, first))
+
+
+def _within(within_k, before, logits, top_p, min_p):
+    within_p = ops.logical_or(before < top_p, top_p >= 1.0)
+    within_min = logits >= ops.log(ops.maximum(min_p, 1e-30))
+    return ops.logical_and(within_k, ops.logical_and(within_p, within_min))
 
 
 def cumulative_sum(values):
@@ -146,7 +188,7 @@ def cumulative_sum(values):
     XLA on CPU sums windows one by one; for small V a product with a triangle is faster.
     """
     size = values.shape[-1]
-    if size > 512:
+    if size > SMALL_VOCAB:
         return ops.cumsum(values, axis=-1)
     triangle = np.triu(np.ones((size, size), "float32"))
     return ops.matmul(values, ops.convert_to_tensor(triangle))
@@ -185,9 +227,9 @@ def log_probabilities(logits, tokens):
 
 
 def allowed_rows(sampling: SamplingConfig, texts: list[list[int]], vocab_size: int):
-    """Bool tensor (B, V) of what a callable `allowed_tokens` allows each row."""
+    """Bool array (B, V) of what a callable `allowed_tokens` allows each row."""
     masks = [
         allowed_mask(sampling.allowed_tokens(np.asarray(text, "int32")), vocab_size)
         for text in texts
     ]
-    return ops.convert_to_tensor(np.stack(masks))
+    return np.stack(masks)

@@ -12,6 +12,7 @@ from keras_tinygpt.models.gpt import GPT
 from keras_tinygpt.models.lstm import LSTM
 
 CHUNK = 16  # tokens per step while a prompt is read
+SEGMENT = 8 * CHUNK  # tokens per call where a prompt may have any length
 
 
 def make_stepper(model: keras.Model) -> "GPTStepper | LSTMStepper":
@@ -38,16 +39,15 @@ class _CachedBlock(keras.layers.Layer):
         self.block = block
         self.built = True
 
-    def call(self, inputs, attention_mask, keys, values, index):
+    def call(self, inputs, row_offsets, keys, values, index):
+        slots = ops.arange(ops.shape(keys)[1], dtype="int32")
+        readable = slots >= ops.expand_dims(row_offsets, (1, 2))  # (B, 1, S)
         outputs, (keys, values) = self.block(
-            inputs,
-            attention_mask=attention_mask,
-            cache=(keys, values),
-            cache_index=index,
+            inputs, attention_mask=readable, cache=(keys, values), cache_index=index
         )
         return outputs, keys, values
 
-    def compute_output_spec(self, inputs, attention_mask, keys, values, index):
+    def compute_output_spec(self, inputs, row_offsets, keys, values, index):
         return tuple(
             keras.KerasTensor(x.shape, dtype=x.dtype) for x in (inputs, keys, values)
         )
@@ -58,13 +58,14 @@ class GPTStepper:
 
     Attributes:
         window: most tokens the model reads.
+        chunk: tokens per step while a prompt is read.
+        segment: tokens per call while a prompt is read; here also the cache slots.
         model: functional model with the inputs, by name,
             tokens: int32 (B, C), consecutive tokens of each row;
             index: int32 scalar, cache slot of the first of them;
             last: int32 scalar, the one whose logits are wanted (0 to C - 1);
             row_offsets: int32 (B,), padding slots to the left of each row;
-            keys_i, values_i: (B, N_kv, S, H) for each block i, S the window rounded
-            up to whole chunks;
+            keys_i, values_i: (B * N_kv, S, H) for each block i, any S;
             and the outputs logits (float32 (B, V)), keys_i, values_i.
     """
 
@@ -73,23 +74,26 @@ class GPTStepper:
         self.config = config
         self.window = config.max_sequence_length
         self.chunk = min(CHUNK, self.window)
-        self.slots = -(-self.window // self.chunk) * self.chunk
+        self.segment = -(-self.window // self.chunk) * self.chunk  # whole chunks
         self.dtype = model.compute_dtype
         self.model = self._build(model)
 
-    def _state_shape(self, batch_size: int | None) -> tuple:
-        config = self.config
-        heads = config.num_kv_heads or config.num_heads
-        return (batch_size, heads, self.slots, config.head_dim)
-
     def initial_state(self, batch_size: int) -> dict:
-        """Empty caches, by input name."""
-        shape = self._state_shape(batch_size)
+        """Empty caches for the whole window, by input name."""
+        heads = self.config.num_kv_heads or self.config.num_heads
+        shape = (batch_size * heads, self.segment, self.config.head_dim)
         return {
             f"{kind}_{index}": ops.zeros(shape, self.dtype)
             for index in range(self.config.num_layers)
             for kind in ("keys", "values")
         }
+
+    def take_rows(self, state: dict, rows) -> dict:
+        """The state of some rows, int (B,), of the batch."""
+        heads = self.config.num_kv_heads or self.config.num_heads
+        rows = ops.expand_dims(rows * heads, 1) + ops.arange(heads, dtype="int32")
+        rows = ops.reshape(rows, (-1,))
+        return {name: ops.take(value, rows, axis=0) for name, value in state.items()}
 
     def _build(self, model: GPT) -> keras.Model:
         config = self.config
@@ -103,7 +107,7 @@ class GPTStepper:
             for kind in ("keys", "values"):
                 name = f"{kind}_{index}"
                 inputs[name] = keras.Input(
-                    batch_shape=self._state_shape(None), dtype=self.dtype, name=name
+                    (None, config.head_dim), dtype=self.dtype, name=name
                 )
         layers = {layer.name: layer for layer in model.layers}
         x = layers["token_embedding"](inputs["tokens"])  # (B, C, D)
@@ -114,15 +118,11 @@ class GPTStepper:
                 x = layers[name](
                     x, start_index=inputs["index"], row_offsets=inputs["row_offsets"]
                 )
-        slots = ops.arange(self.slots, dtype="int32")
-        offsets = ops.expand_dims(inputs["row_offsets"], 1)
-        readable = ops.less_equal(offsets, ops.expand_dims(slots, 0))
-        readable = ops.expand_dims(readable, 1)  # (B, 1, S)
         outputs = {}
         for index in range(config.num_layers):
             keys, values = f"keys_{index}", f"values_{index}"
             x, outputs[keys], outputs[values] = _CachedBlock(layers[f"block_{index}"])(
-                x, readable, inputs[keys], inputs[values], inputs["index"]
+                x, inputs["row_offsets"], inputs[keys], inputs[values], inputs["index"]
             )
         x = ops.take(x, inputs["last"], axis=1)  # (B, D)
         if "final_norm" in layers:
@@ -158,7 +158,7 @@ class LSTMStepper:
 
     def __init__(self, model: LSTM):
         self.config = model.config
-        self.chunk = CHUNK
+        self.chunk, self.segment = CHUNK, SEGMENT
         self.dtype = model.compute_dtype
         self.model = model.with_state()
 
@@ -170,6 +170,10 @@ class LSTMStepper:
             state[f"h_{index}"] = ops.zeros(shape, self.dtype)
             state[f"c_{index}"] = ops.zeros(shape, self.dtype)
         return state
+
+    def take_rows(self, state: dict, rows) -> dict:
+        """The state of some rows, int (B,), of the batch."""
+        return {name: ops.take(value, rows, axis=0) for name, value in state.items()}
 
     def __call__(self, tokens, index, last, row_offsets, state):
         """Returns logits (B, V) and the new state."""

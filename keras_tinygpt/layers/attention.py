@@ -45,8 +45,8 @@ def attend(query, key, value, mask=None, bias=None, dropout=None, training=None)
 
     Args:
         query: float tensor (B, N, T, H).
-        key: float tensor (B, N / G, S, H).
-        value: float tensor (B, N / G, S, H).
+        key: float tensor (B, N / G, S, H); or (B * N / G, S, H), as caches are kept.
+        value: float tensor of the same shape as `key`.
         mask: optional bool tensor that broadcasts to (B, N, T, S); True may be read.
         bias: optional float32 tensor that broadcasts to (B, N, T, S).
         dropout: optional Dropout layer for the weights.
@@ -56,21 +56,22 @@ def attend(query, key, value, mask=None, bias=None, dropout=None, training=None)
         Outputs (B, N, T, H) and float32 weights (B, N, T, S). A row with no allowed
         key gets weights 0 and output 0.
     """
-    num_heads, head_dim, num_kv_heads = query.shape[1], query.shape[3], key.shape[1]
-    length, key_length = ops.shape(query)[2], ops.shape(key)[2]
-    rows = (num_heads // num_kv_heads) * length
+    num_heads, head_dim = query.shape[1], query.shape[3]
+    length, key_length = ops.shape(query)[2], ops.shape(key)[-2]
+    key, value = _merge_rows(key), _merge_rows(value)  # (B * N / G, S, H)
+    rows = ops.shape(key)[0]
 
     # Grouped heads are folded into the rows of one product per key head.
     query = query * (1.0 / math.sqrt(head_dim))
-    query = ops.reshape(query, (-1, num_kv_heads, rows, head_dim))
-    scores = ops.matmul(query, ops.transpose(key, (0, 1, 3, 2)))
+    query = ops.reshape(query, (rows, -1, head_dim))
+    scores = ops.matmul(query, ops.transpose(key, (0, 2, 1)))
     scores = ops.cast(scores, "float32")
     scores = ops.reshape(scores, (-1, num_heads, length, key_length))  # (B, N, T, S)
     if bias is not None:
         scores = ops.add(scores, bias)
     if mask is not None:
         scores = ops.where(mask, scores, MASKED)
-    if key.shape[2] == 1:  # Keras warns of a softmax over a single key
+    if key.shape[1] == 1:  # Keras warns of a softmax over a single key
         weights = ops.ones_like(scores)
     else:
         weights = ops.softmax(scores, axis=-1)
@@ -78,11 +79,16 @@ def attend(query, key, value, mask=None, bias=None, dropout=None, training=None)
         weights = ops.where(mask, weights, 0.0)
 
     kept = weights if dropout is None else dropout(weights, training=training)
-    kept = ops.reshape(
-        ops.cast(kept, value.dtype), (-1, num_kv_heads, rows, key_length)
-    )
+    kept = ops.reshape(ops.cast(kept, value.dtype), (rows, -1, key_length))
     outputs = ops.matmul(kept, value)
     return ops.reshape(outputs, (-1, num_heads, length, head_dim)), weights
+
+
+def _merge_rows(inputs):
+    """(B, N, S, H) -> (B * N, S, H); a merged tensor stays as it is."""
+    if len(inputs.shape) == 3:
+        return inputs
+    return ops.reshape(inputs, (-1, *ops.shape(inputs)[2:]))
 
 
 def _split_heads(inputs, num_heads: int, head_dim: int):
@@ -147,8 +153,9 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         inputs: float tensor (B, T, D).
         attention_mask: optional bool tensor (B, T, S), (B, 1, S) or (T, S); True may be
             read. It is combined with the causal rule.
-        cache: optional pair of key and value tensors (B, N_kv, S, H) holding earlier
-            positions; the new ones are written at `cache_index`.
+        cache: optional pair of key and value tensors (B * N_kv, S, H) holding earlier
+            positions; the new ones are written at `cache_index`. Rows and heads share
+            one axis because compilers update such a tensor in place, B = 1 included.
         cache_index: int scalar, slot of the first token of `inputs`.
         return_attention_scores: whether the weights are returned too.
         mask: optional bool tensor (B, T), the Keras padding mask; False is not read.
@@ -272,11 +279,10 @@ class CausalMultiHeadAttention(keras.layers.Layer):
                     "mask covers the inputs and not the cache; with a cache pass "
                     "attention_mask (B, T, S), got a mask"
                 )
-            at = (0, 0, start, 0)
-            key = ops.slice_update(cache[0], at, ops.cast(key, cache[0].dtype))
-            value = ops.slice_update(cache[1], at, ops.cast(value, cache[1].dtype))
+            key = _write_rows(cache[0], start, key)
+            value = _write_rows(cache[1], start, value)
         query_positions = ops.arange(ops.shape(inputs)[1], dtype="int32") + start
-        key_positions = ops.arange(ops.shape(key)[2], dtype="int32")
+        key_positions = ops.arange(ops.shape(key)[-2], dtype="int32")
         allowed = self._allowed_keys(
             query_positions, key_positions, attention_mask, padding
         )
@@ -344,7 +350,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         results = [keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)]
         batch, length = inputs.shape[:2]
         if return_attention_scores:
-            key_length = length if cache is None else cache[0].shape[2]
+            key_length = length if cache is None else cache[0].shape[1]
             shape = (batch, self.num_heads, length, key_length)
             results.append(keras.KerasTensor(shape, dtype="float32"))
         if cache is not None:
@@ -517,6 +523,12 @@ class CrossAttention(keras.layers.Layer):
             seed=self.seed,
         )
         return config
+
+
+def _write_rows(cache, start, new):
+    """Writes `new` (B, N, T, H) into `cache` (B * N, S, H) from slot `start` on."""
+    new = ops.cast(_merge_rows(new), cache.dtype)
+    return ops.slice_update(cache, (0, start, 0), new)
 
 
 def _both(first, second):
