@@ -23,10 +23,10 @@ CONFIGS = {
     "alibi": {"positions": "alibi", "attention_window": 5, "tie_embeddings": True},
     "none": {"positions": "none", "norm_position": "post", "normalization": "rms"},
 }
-GOLDEN_GPT = [2, 6, 14, 5, 2, 6, 10, 9, 0, 2, 14, 7, 14]
-GOLDEN_GPT += [5, 0, 16, 14, 1, 14, 12, 11, 10, 6, 6, 8, 4]
-GOLDEN_LSTM = [5, 8, 16, 7, 1, 6, 12, 3, 4, 2, 16, 8, 15]
-GOLDEN_LSTM += [5, 0, 16, 15, 1, 13, 13, 11, 13, 2, 8, 10, 1]
+GOLDEN_GPT = [0, 13, 12, 5, 4, 7, 13, 6, 6, 1, 4, 13, 12]
+GOLDEN_GPT += [5, 5, 13, 3, 0, 13, 11, 8, 15, 1, 8, 4, 11]
+GOLDEN_LSTM = [3, 15, 16, 5, 6, 7, 12, 6, 9, 1, 2, 11, 13]
+GOLDEN_LSTM += [5, 6, 11, 6, 0, 14, 13, 12, 14, 0, 9, 3, 7]
 real_run = decoding._run
 GREEDY = {"temperature": 0.0}
 DRAWN = {"seed": 5, "temperature": 0.9, "top_k": 9, "top_p": 0.95, "min_p": 0.01}

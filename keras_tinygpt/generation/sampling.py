@@ -90,10 +90,13 @@ def allowed_mask(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
 def draw_uniforms(seeds: Sequence[int], count: int) -> np.ndarray:
     """Returns float32 (len(seeds), count) numbers in [0, 1), one stream per seed.
 
-    Row r depends on `seeds[r]` alone, and longer streams begin with shorter ones.
+    Row r depends on `seeds[r]` alone, the key of a Philox 4x64 generator, and longer
+    streams begin with shorter ones.
+
+    Reference: Salmon et al., 2011, "Parallel Random Numbers: As Easy as 1, 2, 3".
     """
     rows = [
-        np.random.Generator(np.random.Philox(seed)).random(count, dtype="float32")
+        np.random.Generator(np.random.Philox(key=seed)).random(count, dtype="float32")
         for seed in seeds
     ]
     return np.stack(rows)
