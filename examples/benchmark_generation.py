@@ -3,8 +3,8 @@
 Every contender is a process of its own that stays alive; the parent asks them for one
 run after another, round by round, and reports medians. Shape: 128 wide, 4 blocks, 4
 heads, 65 tokens, window 128; prompt 16, 112 new tokens, temperature 0.8, top_k 40.
-The peers need `pip install transformers keras-hub` besides the jax and torch extras;
-those that cannot be imported are left out.
+The extras jax, torch and peers bring all contenders; those that are not installed are
+left out.
 
 Usage: python examples/benchmark_generation.py [RESULT.json]
 """
@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -118,47 +119,65 @@ def installed(packages):
         return False
 
 
-def main():
-    """Runs the contenders round by round and prints the medians."""
-    processes = {}
-    for name, (maker, backend, packages) in CONTENDERS.items():
-        if not installed(packages):
-            print(f"left out: {name} (needs {' and '.join(packages)})")
-            continue
-        environment = {**os.environ, "KERAS_BACKEND": backend}
-        processes[name] = subprocess.Popen(
+class Contender:
+    """A process that answers a batch size with the seconds of one run."""
+
+    def __init__(self, maker, backend):
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
             [sys.executable, __file__, "--worker", maker],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.errors,
             text=True,
-            env=environment,
+            env={**os.environ, "KERAS_BACKEND": backend},
         )
-    rows = []
+
+    def seconds(self, batch):
+        """The time of one run; RuntimeError with its last words if it died."""
+        print(batch, file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        if not answer:
+            self.errors.seek(0)
+            raise RuntimeError((self.errors.read().strip() or "no output")[-300:])
+        return float(answer)
+
+
+def main():
+    """Runs the contenders round by round, prints and records the medians."""
+    contenders = {}
+    for name, (maker, backend, packages) in CONTENDERS.items():
+        if installed(packages):
+            contenders[name] = Contender(maker, backend)
+        else:
+            print(f"left out: {name} (needs {' and '.join(packages)})")
+    rows = [{"name": name, "tokens_per_second": {}} for name in contenders]
     for batch in BATCHES:
-        times = {name: [] for name in processes}
+        times = {name: [] for name in contenders}
         for _ in range(ROUNDS):
-            for name, process in processes.items():
-                print(batch, file=process.stdin, flush=True)
-                times[name].append(float(process.stdout.readline()))
-        for name, seconds in times.items():
-            rate = batch * NEW / float(np.median(seconds))
-            rows.append(
-                {"name": name, "batch": batch, "tokens_per_second": round(rate)}
+            for name, contender in contenders.items():
+                times[name].append(contender.seconds(batch))
+        for row in rows:
+            rate = round(batch * NEW / float(np.median(times[row["name"]])))
+            row["tokens_per_second"][str(batch)] = rate
+            print(
+                f"{row['name']:<28} batch {batch:>3}  {rate:>8,} tokens/s", flush=True
             )
-            print(f"{name:<28} batch {batch:>3}  {rate:>10,.0f} tokens/s", flush=True)
-    for process in processes.values():
-        process.stdin.close()
+    for contender in contenders.values():
+        contender.process.stdin.close()
     if len(sys.argv) > 1:
         packages = ("keras", "tensorflow", "jax", "torch", "transformers", "keras-hub")
+        versions = {
+            name: importlib.metadata.version(name)
+            for name in packages
+            if installed([name])
+        }
         result = {
+            "kind": "generation_speed",
             "command": "python examples/benchmark_generation.py",
+            "setting": "medians of 5 runs in alternation",
             "rows": rows,
-            "versions": {
-                name: importlib.metadata.version(name)
-                for name in packages
-                if installed([name])
-            },
+            "versions": versions,
         }
         Path(sys.argv[1]).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
 

@@ -59,3 +59,35 @@ def plot_history(
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     save_figure(figure, path)
+
+
+def plot_lines(
+    lines: Mapping[str, Sequence[float]],
+    places: Sequence[float],
+    path: str | Path,
+    *,
+    labels: tuple[str, str],
+    title: str,
+) -> None:
+    """Draws named lines over common places on two logarithmic axes.
+
+    Args:
+        lines: values by name, each as many as `places`.
+        places: positive positions on the horizontal axis, all of them ticked.
+        path: PNG file to write.
+        labels: of the horizontal and the vertical axis.
+        title: of the plot.
+    """
+    figure = Figure(figsize=(7.2, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for color, (name, values) in zip(COLORS, lines.items(), strict=False):
+        axes.plot(places, values, color=color, marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(places, [f"{place:,}" for place in places])
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
+    axes.set_title(title)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    save_figure(figure, path)

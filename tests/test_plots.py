@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_tinygpt.plots import plot_history
+from keras_tinygpt.plots import plot_history, plot_lines
 
 
 def rows(count):
@@ -22,3 +22,9 @@ def test_history(tmp_path, count):
     )
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG") and len(content) > 10_000
+
+
+def test_lines(tmp_path):
+    path, lines = tmp_path / "lines.png", {"fast": [900, 500], "slow": [9, 2]}
+    plot_lines(lines, [128, 2048], path, labels=("length", "rate"), title="Speed")
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -60,10 +60,23 @@ def test_tables_are_current():
     assert render_readme(README, ROOT / "examples" / "results") == README
 
 
+def test_all_results_are_in_the_readme():
+    for path in (ROOT / "examples" / "results").iterdir():
+        if path.suffix == ".json":
+            assert f"<!-- results: {path.stem} -->" in README
+        else:
+            assert f"examples/results/{path.name}" in README
+
+
 def test_commands_behind_the_tables_parse():
     """Each recorded command is one this version accepts."""
     for path in (ROOT / "examples" / "results").glob("*.json"):
-        for row in json.loads(path.read_text("utf-8"))["rows"]:
+        results = json.loads(path.read_text("utf-8"))
+        if results["kind"] != "runs":
+            program, script = shlex.split(results["command"])
+            assert program == "python" and (ROOT / script).is_file()
+            continue
+        for row in results["rows"]:
             program, command, *argv = shlex.split(row["command"])
             assert (program, command) == ("tinygpt", "train")
             with pytest.raises(SystemExit) as stopped:
@@ -123,7 +136,33 @@ def test_example_scripts(tmp_path, script):
     assert "Scores(nats=" in result.stdout
 
 
+def test_the_generation_benchmark_runs_ours():
+    script = str(ROOT / "examples" / "benchmark_generation.py")
+    result = subprocess.run(
+        [sys.executable, script, "--worker", "ours"],
+        input="1\n1\n",
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert len([float(line) for line in result.stdout.split()]) == 2
+
+
 def test_runs_are_recorded_and_rendered(tmp_path):
+    speed = {
+        "kind": "generation_speed",
+        "command": "python x.py",
+        "setting": "medians of 5",
+        "rows": [{"name": "ours", "tokens_per_second": {"1": 12000, "64": 40000}}],
+        "versions": {"keras": "3.15.1"},
+    }
+    (tmp_path / "speed.json").write_text(json.dumps(speed))
+    text = "<!-- results: speed -->\n<!-- end of results -->\n"
+    rendered = render_readme(text, tmp_path)
+    assert "| | batch 1 | batch 64 |\n|---|---|---|\n| ours | 12,000 | 40,0" in rendered
+    assert "`python x.py`\n\nTokens per second, medians of 5. Two CPU" in rendered
     metrics = {
         "name": "mini",
         "command": "tinygpt train shakespeare",

@@ -1,7 +1,9 @@
 """Results as small JSON files, and README tables rendered from them.
 
-A results file holds `{"rows": [...]}`, each row what `metrics.json` says of one run.
-The README has a pair of comment lines around each table, naming the file:
+A results file holds its kind, rows and package versions. The rows of kind "runs" are
+what `metrics.json` says of one run each; those of benchmarks are what the script under
+`examples/` measured. The README has a pair of comment lines around each table, naming
+the file:
 
     <!-- results: tiny_shakespeare -->
     <!-- end of results -->
@@ -41,7 +43,7 @@ def record_runs(run_folders: list[Path], path: Path) -> None:
     for folder in run_folders:
         metrics = json.loads((folder / METRICS).read_text("utf-8"))["metrics"]
         rows.append({name: metrics[name] for name in RECORDED})
-    write_json(path, {"rows": rows})
+    write_json(path, {"kind": "runs", "rows": rows})
 
 
 def run_table(results: dict[str, Any]) -> str:
@@ -68,11 +70,50 @@ def run_table(results: dict[str, Any]) -> str:
             f"| {name} | counts | | | {list(scores)[-1]} | {part_scores['nats']:.4f} "
             f"| {part_scores['perplexity']:.2f} | {part_scores['bits_per_token']:.2f} |"
         )
-    versions = results["rows"][0]["versions"]
+    footer = _machine(results["rows"][0]["versions"])
+    return "\n".join([*lines, "", "```bash", *commands, "```", "", footer])
+
+
+def speed_table(results: dict[str, Any]) -> str:
+    """A Markdown table of tokens per second by contender and batch size."""
+    batches = list(results["rows"][0]["tokens_per_second"])
+    lines = [
+        "| | " + " | ".join(f"batch {batch}" for batch in batches) + " |",
+        "|---|" + "---|" * len(batches),
+    ]
+    for row in results["rows"]:
+        rates = [row["tokens_per_second"][batch] for batch in batches]
+        lines.append(f"| {row['name']} | {' | '.join(f'{x:,}' for x in rates)} |")
+    return "\n".join([*lines, "", *_benchmark_footer(results)])
+
+
+def context_table(results: dict[str, Any]) -> str:
+    """A Markdown table of tokens per second by context length."""
+    lines = ["| context | cached | plain loop | ratio |", "|---|---|---|---|"]
+    for row in results["rows"]:
+        ratio = row["cached"] / row["plain"]
+        lines.append(
+            f"| {row['context']:,} | {row['cached']:,} | {row['plain']:,} "
+            f"| {ratio:,.0f} |"
+        )
+    return "\n".join([*lines, "", *_benchmark_footer(results)])
+
+
+TABLES = {
+    "runs": run_table,
+    "generation_speed": speed_table,
+    "generation_context": context_table,
+}
+
+
+def _benchmark_footer(results: dict[str, Any]) -> list[str]:
+    setting = f"Tokens per second, {results['setting']}. "
+    return [f"`{results['command']}`", "", setting + _machine(results["versions"])]
+
+
+def _machine(versions: dict[str, str]) -> str:
     listed = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return "\n".join(
-        [*lines, "", "```bash", *commands, "```", "", f"Two CPU cores; {listed}."]
-    )
+    return f"Two CPU cores; {listed}."
 
 
 def render_readme(text: str, results_folder: Path) -> str:
@@ -81,6 +122,6 @@ def render_readme(text: str, results_folder: Path) -> str:
     def table(match: re.Match) -> str:
         path = results_folder / f"{match['name']}.json"
         results = json.loads(path.read_text("utf-8"))
-        return f"{match[1]}{run_table(results)}\n{match[3]}"
+        return f"{match[1]}{TABLES[results['kind']](results)}\n{match[3]}"
 
     return MARKED.sub(table, text)
