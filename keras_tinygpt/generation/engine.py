@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tinygpt.generation.compiled import compile_function
+from keras_tinygpt.generation.compiled import compile_function, record_operations
 from keras_tinygpt.generation.sampling import (
     allowed_rows,
     log_probabilities,
@@ -66,6 +66,7 @@ class Engine:
 
     def __init__(self, model: keras.Model, logits_processor: Callable | None):
         self.stepper = make_stepper(model)
+        self._step = record_operations(self.stepper)
         self.vocab_size = model.output_shape[-1]
         self.logits_processor = logits_processor
         self.traces: dict[str, int] = {}
@@ -213,7 +214,7 @@ class Engine:
         def read_chunk(start, logits, state):
             columns = ops.slice(tokens, (0, start), (batch, chunk))
             last = ops.minimum(length - start, chunk) - 1
-            logits, state = self.stepper(columns, index + start, last, offsets, state)
+            logits, state = self._step(columns, index + start, last, offsets, state)
             return start + chunk, logits, state
 
         logits = ops.zeros((batch, self.vocab_size), "float32")
@@ -234,7 +235,7 @@ class Engine:
     def _trace_one_step(self, tokens, index, offsets, state):
         self._count_trace("one_step")
         tokens = ops.expand_dims(tokens, 1)
-        return self.stepper(tokens, index, _int(0), offsets, state)
+        return self._step(tokens, index, _int(0), offsets, state)
 
     def _next(self, logits, seen, uniforms, settings):
         """Processed, filtered and drawn: tokens (B,), scores (B,), seen (B, V)."""
@@ -256,7 +257,7 @@ class Engine:
         """Cached steps until `count` tokens are chosen; step n reads at index + n."""
 
         def step(done, tokens, seen, state, chosen, scores):
-            logits, state = self.stepper(
+            logits, state = self._step(
                 ops.expand_dims(tokens, 1), index + done, _int(0), offsets, state
             )
             uniform = ops.take(uniforms, done, axis=1)
@@ -275,7 +276,7 @@ class Engine:
         state = self.stepper.initial_state(window.shape[0])
 
         def step(done, window, seen, offsets, chosen, scores):
-            logits, _ = self.stepper(window, _int(0), _int(size - 1), offsets, state)
+            logits, _ = self._step(window, _int(0), _int(size - 1), offsets, state)
             uniform = ops.take(uniforms, done, axis=1)
             tokens, score, seen = self._next(logits, seen, uniform, settings)
             window = ops.concatenate(
