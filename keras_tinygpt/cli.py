@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -236,7 +237,7 @@ def main(argv: list[str] | None = None) -> None:
             f"\ntinygpt: stopped{': ' + str(error) if str(error) else ''}",
             file=sys.stderr,
         )
-        sys.exit(130)
+        sys.exit(128 + getattr(error, "signal", signal.SIGINT))
     except MemoryError as error:
         _fail(f"not enough memory: {_one_line(error)}")
     except USER_ERRORS as error:

@@ -10,6 +10,7 @@ import math
 import platform
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from keras_tinygpt.text import (
 )
 from keras_tinygpt.training import (
     TrainConfig,
+    TrainingStopped,
     TrainResult,
     model_window,
     train,
@@ -265,8 +267,10 @@ def _fit(
             resume=options.resume and (job.folder / CHECKPOINT).exists(),
             tensorboard=options.tensorboard,
         )
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(_how_to_go_on(job.folder, out, argv)) from None
+    except KeyboardInterrupt as error:
+        number = getattr(error, "signal", signal.SIGINT)
+        message = _how_to_go_on(job.folder, out, argv)
+        raise TrainingStopped(number, message) from None
     finally:
         for folder in (job.folder / "checkpoints", job.folder):
             with contextlib.suppress(OSError):
@@ -283,7 +287,8 @@ def _how_to_go_on(folder: Path, out: Path, argv: list[str]) -> str:
         return message
     kept = f"{out} is complete"
     if (folder / CHECKPOINT).exists():
-        step = json.loads((folder / CHECKPOINT).read_text("utf-8"))["step"]
+        content = json.loads((folder / CHECKPOINT).read_text("utf-8"))
+        step = content["checkpoints"][0]["step"]
         kept = f"the checkpoint of step {step} in {folder} is kept"
     arguments = [a for a in argv if a not in ("--force", "--resume")]
     command = shlex.join(["tinygpt", "train", *arguments, "--resume"])

@@ -1,6 +1,7 @@
 """Files that are written whole or not at all."""
 
 import csv
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -21,6 +22,12 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file's bytes, as 64 hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_json(path: Path, content: Any) -> None:

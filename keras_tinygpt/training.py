@@ -2,13 +2,16 @@
 
 The run is indexed by optimizer steps: a precomputed schedule says which windows each
 step sees, an epoch is the stretch between two validations, and checkpoints are written
-at epoch boundaries. Whatever `train` does can be done by hand with `make_optimizer`,
-`WindowDataset` and `model.fit`.
+at epoch boundaries and when a signal stops the run. Whatever `train` does can be done
+by hand with `make_optimizer`, `WindowDataset` and `model.fit`.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
+import signal
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +27,7 @@ from keras_tinygpt.checks import (
     check_ids,
     check_int,
 )
-from keras_tinygpt.files import replace_file, write_csv, write_json
+from keras_tinygpt.files import file_sha256, replace_file, write_csv, write_json
 from keras_tinygpt.models.initialization import fingerprint
 from keras_tinygpt.text.windows import (
     WindowDataset,
@@ -161,6 +164,18 @@ class TrainResult:
 
 class TrainingDiverged(ArithmeticError):
     """The loss became NaN or infinite; the message names the step."""
+
+
+class TrainingStopped(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM ended a run; what it had done is saved.
+
+    Attributes:
+        signal: number of the signal.
+    """
+
+    def __init__(self, signal_number: int, message: str = ""):
+        super().__init__(message)
+        self.signal = signal_number
 
 
 @keras.saving.register_keras_serializable(package="keras_tinygpt")
@@ -314,6 +329,9 @@ def train(
             or a checkpoint of another run.
         TrainingDiverged: when the loss is no longer finite; names the step. The last
             checkpoint is kept.
+        TrainingStopped: after Ctrl-C or SIGTERM, in the main thread with a
+            `directory`; the step is finished and saved first. `resume` goes on as if
+            nothing had happened. A second signal stops at once.
     """
     config = config or TrainConfig()
     length = model_window(model, config.sequence_length)
@@ -343,29 +361,32 @@ def train(
         return run.finish(model, store)
 
     parts = config.gradient_accumulation_steps
-    micro = starts.reshape(config.steps * parts, -1)[run.step * parts :]
+    micro = starts.reshape(config.steps * parts, -1)
     every = min(config.validate_every, config.steps)
-    epochs = -(-config.steps // every)
-    recorder = _Recorder(run, store, length, verbose)
+    stop = _StopRequest(store is not None)
+    recorder = _Recorder(run, store, length, every, stop, verbose)
     all_callbacks = []
     if config.ema_momentum is not None:
         all_callbacks.append(keras.callbacks.SwapEMAWeights())
     all_callbacks.append(recorder)
     if tensorboard:
         all_callbacks.append(_tensorboard(directory))
-    try:
-        model.fit(
-            WindowDataset(train_ids, micro, length),
-            steps_per_epoch=every * parts,
-            initial_epoch=run.step // every,
-            epochs=epochs,
-            validation_data=validation,
-            callbacks=[*all_callbacks, *callbacks],
-            shuffle=False,  # the order of the schedule is part of the run
-            verbose=0,
-        )
-    finally:
-        recorder.close()
+    with stop, contextlib.closing(recorder):
+        while run.step < config.steps:
+            # A run stopped between two validations finishes that stretch by itself.
+            epoch, done = divmod(run.step, every)
+            model.fit(
+                WindowDataset(train_ids, micro[run.step * parts :], length),
+                steps_per_epoch=(every - done) * parts,
+                initial_epoch=epoch,
+                epochs=epoch + 1 if done else -(-config.steps // every),
+                validation_data=validation,
+                callbacks=[*all_callbacks, *callbacks],
+                shuffle=False,  # the order of the schedule is part of the run
+                verbose=0,
+            )
+            if done and run.step < config.steps:
+                store.restore(model)  # fit ends by putting averages into the weights
     return run.finish(model, store)
 
 
@@ -403,8 +424,10 @@ class _Run:
     step: int = 0
     seconds: float = 0.0
     history: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    stretch_metrics: list[float] = dataclasses.field(default_factory=list)
     best_step: int = 0
     best_valid_loss: float = float("inf")
+    best_sha256: str | None = None
     best_weights: list[np.ndarray] | None = None
 
     def finish(self, model: keras.Model, store: "_Checkpoints | None") -> TrainResult:
@@ -414,7 +437,9 @@ class _Run:
                     model.weights, self.best_weights, strict=True
                 ):
                     variable.assign(value)
-            elif store is not None and store.best.exists():
+            elif self.best_sha256 is not None:
+                if _intact_sha256(store.best) != self.best_sha256:
+                    raise ValueError(f"{store.best} is missing or damaged")
                 model.load_weights(store.best)
         rates = [row["tokens_per_second"] for row in self.history]
         return TrainResult(
@@ -429,10 +454,11 @@ class _Run:
 
 
 class _Checkpoints:
-    """The last and the best state of a run, each file whole or absent.
+    """The last two states of a run and the best one, each file whole or absent.
 
     A checkpoint is an .npz of plain arrays: weights, states of the random generators
-    (which a .keras file leaves out) and the optimizer's variables.
+    (which a .keras file leaves out) and the optimizer's variables. `state.json` holds
+    the rest and the sha256 of the files, the newest first.
     """
 
     def __init__(self, folder: Path, run: _Run):
@@ -445,6 +471,7 @@ class _Checkpoints:
 
     def save_best(self, model: keras.Model) -> None:
         replace_file(self.best, model.save_weights)
+        self.run.best_sha256 = file_sha256(self.best)
 
     def save_last(self, model: keras.Model) -> None:
         run = self.run
@@ -458,20 +485,44 @@ class _Checkpoints:
             field.name: getattr(run, field.name)
             for field in dataclasses.fields(run)
             if field.name not in ("config", "best_weights")
+            and (field.name != "best_valid_loss" or run.history)
         }
-        content = {"arrays": name, "config": dataclasses.asdict(run.config), **kept}
-        write_json(self.state, content)
-        write_csv(self.history, run.history)
+        newest = {"arrays": name, "sha256": file_sha256(self.folder / name), **kept}
+        earlier = [c for c in self._listed() if c["arrays"] != name][:1]
+        content = {"config": dataclasses.asdict(run.config)}
+        write_json(self.state, {**content, "checkpoints": [newest, *earlier]})
+        if run.history:
+            write_csv(self.history, run.history)
+        listed = {checkpoint["arrays"] for checkpoint in (newest, *earlier)}
         for old in self.folder.glob("step_*.npz"):
-            if old.name != name:
+            if old.name not in listed:
                 old.unlink()
+
+    def _listed(self) -> list[dict[str, Any]]:
+        """What `state.json` says, the newest first."""
+        return self._read()["checkpoints"] if self.state.exists() else []
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content = json.loads(self.state.read_text("utf-8"))
+            return {name: content[name] for name in ("config", "checkpoints")}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self.state} is damaged: {error}") from error
+
+    def _newest_intact(self) -> dict[str, Any]:
+        for checkpoint in self._listed():
+            path = self.folder / checkpoint["arrays"]
+            if _intact_sha256(path) == checkpoint["sha256"]:
+                return checkpoint
+            print(f"{path} is missing or damaged; the checkpoint before it is used")
+        raise ValueError(f"resume needs an intact checkpoint, none in {self.folder}")
 
     def restore(self, model: keras.Model) -> None:
         if not self.state.exists():
             raise ValueError(f"resume needs a checkpoint, found none in {self.folder}")
-        state = json.loads(self.state.read_text("utf-8"))
-        name, run = state.pop("arrays"), self.run
-        saved = state.pop("config")
+        state, run = self._newest_intact(), self.run
+        name, _ = state.pop("arrays"), state.pop("sha256")
+        saved = self._read()["config"]
         for field, value in dataclasses.asdict(run.config).items():
             if saved.get(field) != value:
                 raise ValueError(
@@ -499,6 +550,10 @@ class _Checkpoints:
             setattr(run, key, value)
 
 
+def _intact_sha256(path: Path) -> str | None:
+    return file_sha256(path) if path.is_file() else None
+
+
 def _all_state(model: keras.Model) -> dict[str, Any]:
     """Every variable training changes, metrics left out, by part and place.
 
@@ -516,23 +571,53 @@ def _all_state(model: keras.Model) -> dict[str, Any]:
     }
 
 
+class _StopRequest:
+    """Remembers the first Ctrl-C or SIGTERM; the second has its usual effect."""
+
+    def __init__(self, active: bool):
+        self.active, self.signal = active, 0
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self):
+        in_main = threading.current_thread() is threading.main_thread()
+        if self.active and in_main:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, self._remember)
+        return self
+
+    def _remember(self, number, frame):
+        self.signal = number
+        self.__exit__()
+
+    def __exit__(self, *error):
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+
 class _Recorder(keras.callbacks.Callback):
     """Progress, history, divergence guard, checkpoints, end of the run."""
 
-    def __init__(self, run: _Run, store, length: int, verbose: bool):
+    def __init__(self, run: _Run, store, length: int, every: int, stop, verbose):
         super().__init__()
-        self.run, self.store, self.verbose = run, store, verbose
+        self.run, self.store, self.every, self.stop = run, store, every, stop
         self.parts = run.config.gradient_accumulation_steps
-        self.micro_step = run.step * self.parts
         self.tokens = run.config.batch_size * length
         self.progress = _Progress(run) if verbose else None
 
     def on_train_begin(self, logs=None):
+        self.micro_step = self.run.step * self.parts
         self.started = time.perf_counter() - self.run.seconds
 
     def on_epoch_begin(self, epoch, logs=None):
         self.stretch = (time.perf_counter(), self.micro_step // self.parts)
         self.compiled = False
+        for variable, value in zip(
+            self._metric_variables(), self.run.stretch_metrics, strict=False
+        ):
+            variable.assign(value)  # the mean loss since the last validation
+        self.run.stretch_metrics = []
 
     def on_train_batch_end(self, batch, logs=None):
         self.micro_step += 1
@@ -557,6 +642,21 @@ class _Recorder(keras.callbacks.Callback):
             self.progress.update(step, logs["loss"], self.rate)
         if step >= run.config.steps:
             self.model.stop_training = True
+        elif self.stop.signal and self.store and step % self.every:
+            self._save_and_stop(step)
+
+    def _metric_variables(self):
+        return [v for metric in self.model.metrics for v in metric.variables]
+
+    def _save_and_stop(self, step: int):
+        """Between two validations."""
+        run = self.run
+        if keras.backend.backend() == "jax":
+            self.model.jax_state_sync()
+        run.step, run.seconds = step, time.perf_counter() - self.started
+        run.stretch_metrics = [float(v) for v in self._metric_variables()]
+        self.store.save_last(self.model)
+        raise TrainingStopped(self.stop.signal)
 
     def on_epoch_end(self, epoch, logs=None):
         run = self.run
@@ -583,6 +683,8 @@ class _Recorder(keras.callbacks.Callback):
             self.store.save_last(self.model)
         if self.progress:
             self.progress.line(row)
+        if self.stop.signal and run.step < run.config.steps:
+            raise TrainingStopped(self.stop.signal)
 
     def _keep_best(self):
         if self.run.config.ema_momentum is None:

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import os
+import signal
 
 import keras
 import numpy as np
@@ -12,6 +14,7 @@ import keras_tinygpt as tg
 from keras_tinygpt.training import (
     StepSchedule,
     TrainingDiverged,
+    TrainingStopped,
     compile_model,
     make_optimizer,
 )
@@ -184,7 +187,7 @@ def test_resume_continues_to_the_same_weights(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(config, model, directory=tmp_path / "a", callbacks=[Stop()])
     state = json.loads((tmp_path / "a/checkpoints/state.json").read_text())
-    assert state["step"] == 6
+    assert [kept["step"] for kept in state["checkpoints"]] == [6, 3]
     resumed, result = run(
         config, tiny_model(dropout=0.3), directory=tmp_path / "a", resume=True
     )
@@ -195,6 +198,92 @@ def test_resume_continues_to_the_same_weights(tmp_path):
     rows = (tmp_path / "a/history.csv").read_text().splitlines()
     assert len(rows) == 4
     assert result.best_step == expected.best_step
+
+
+class Signal(keras.callbacks.Callback):
+    """Sends itself a signal after some steps of this process."""
+
+    def __init__(self, steps, number):
+        super().__init__()
+        self.left, self.number = steps, number
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("changes", [{}, {"ema_momentum": 0.5}])
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(tmp_path, changes):
+    """Stopped twice, within a stretch and at its end; weights, states and history."""
+    config = tiny_config(steps=11, validate_every=4, **changes)
+    folder, exact = tmp_path / "a", keras.backend.backend() == "tensorflow"
+    for first, number in ((2, signal.SIGTERM), (6, signal.SIGINT)):
+        with pytest.raises(TrainingStopped) as stopped:
+            run(
+                config,
+                tiny_model(dropout=0.3),
+                directory=folder,
+                resume=folder.exists(),
+                callbacks=[Signal(first, number)],
+            )
+        assert stopped.value.signal == number
+    state = json.loads((folder / "checkpoints/state.json").read_text())
+    assert [kept["step"] for kept in state["checkpoints"]] == [8, 4]
+    resumed, result = run(
+        config, tiny_model(dropout=0.3), directory=folder, resume=True
+    )
+    whole, expected = run(config, tiny_model(dropout=0.3), directory=tmp_path / "b")
+    tolerance = 0 if exact else 1e-6
+    for one, two in zip(weights_of(resumed), weights_of(whole), strict=True):
+        np.testing.assert_allclose(one, two, rtol=0, atol=tolerance)
+    for name in ("step", "loss", "valid_loss", "learning_rate"):
+        one = [row[name] for row in result.history]
+        two = [row[name] for row in expected.history]
+        np.testing.assert_allclose(one, two, rtol=0, atol=tolerance)
+    last = "checkpoints/step_0000011.npz"
+    with np.load(folder / last) as one, np.load(tmp_path / "b" / last) as two:
+        for name in one:
+            np.testing.assert_allclose(one[name], two[name], rtol=0, atol=tolerance)
+    assert result.best_step == expected.best_step
+
+
+def test_signals_have_their_usual_effect_after_a_run(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    run(tiny_config(), directory=tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt):  # nothing to save without a directory
+        run(tiny_config(), callbacks=[Signal(2, signal.SIGINT)])
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys):
+    config = tiny_config(steps=6)
+    whole, _ = run(config, directory=tmp_path)
+    newest = tmp_path / "checkpoints/step_0000006.npz"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    resumed, _ = run(config, directory=tmp_path, resume=True)
+    assert (
+        "step_0000006.npz is missing or damaged; the check" in capsys.readouterr().out
+    )
+    for one, two in zip(weights_of(resumed), weights_of(whole), strict=True):
+        np.testing.assert_array_equal(one, two)
+    for path in (tmp_path / "checkpoints").glob("step_*.npz"):
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match="resume needs an intact checkpoint, none in"):
+        run(config, directory=tmp_path, resume=True)
+    (tmp_path / "checkpoints/state.json").write_text("{}")
+    with pytest.raises(ValueError, match="state.json is damaged"):
+        run(config, directory=tmp_path, resume=True)
+
+
+def test_damaged_best_weights_are_not_used(tmp_path):
+    run(tiny_config(), directory=tmp_path)
+    (tmp_path / "checkpoints/best.weights.h5").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="best.weights.h5 is missing or damaged"):
+        run(tiny_config(), directory=tmp_path, resume=True)
 
 
 def test_resume_refuses_another_run(tmp_path):
@@ -229,8 +318,9 @@ def test_a_diverged_run_names_the_step_and_keeps_the_checkpoint(tmp_path):
     with pytest.raises(TrainingDiverged, match="loss became nan at step 4; .* step 3"):
         run(tiny_config(), model, directory=tmp_path, callbacks=[Poison()])
     state = json.loads((tmp_path / "checkpoints/state.json").read_text())
-    assert state["step"] == 3
-    with np.load(tmp_path / "checkpoints" / state["arrays"]) as kept:
+    (newest,) = state["checkpoints"]
+    assert newest["step"] == 3
+    with np.load(tmp_path / "checkpoints" / newest["arrays"]) as kept:
         assert all(np.isfinite(kept[name]).all() for name in kept)
 
 
