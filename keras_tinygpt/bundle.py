@@ -21,6 +21,8 @@ from keras_tinygpt.generation import generate, stream
 from keras_tinygpt.text.tokenizers import load_tokenizer
 
 FORMAT_VERSION = 1
+PRETRAINED = "tiny-shakespeare"
+_PACKAGE = Path(__file__).resolve().parent
 MODEL, TOKENIZER, METRICS = "model.keras", "tokenizer.json", "metrics.json"
 
 
@@ -32,7 +34,7 @@ def save(
     *,
     overwrite: bool = False,
 ) -> Path:
-    """Writes a bundle folder, whole or not at all.
+    """Writes a bundle folder, whole or not at all; the optimizer is left out.
 
     Args:
         path: the folder; its parents are made.
@@ -53,11 +55,20 @@ def save(
     check_free(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(path) as folder:
-        model.save(folder / MODEL)
+        _without_optimizer(model).save(folder / MODEL)
         tokenizer.save(folder / TOKENIZER)
         content = {"format_version": FORMAT_VERSION, "metrics": metrics or {}}
         write_json(folder / METRICS, content)
     return path
+
+
+def _without_optimizer(model: keras.Model) -> keras.Model:
+    """The model itself, or a copy where it carries an optimizer thrice its size."""
+    if getattr(model, "optimizer", None) is None:
+        return model
+    copy = type(model).from_config(model.get_config())
+    copy.set_weights(model.get_weights())
+    return copy
 
 
 @contextlib.contextmanager
@@ -193,14 +204,14 @@ class LanguageModel:
 
 
 def load(path: str | os.PathLike) -> LanguageModel:
-    """Loads a bundle folder.
+    """Loads a bundle folder, or "tiny-shakespeare", the model in the package.
 
     Raises:
         FileNotFoundError: if the folder or one of its files is missing.
         ValueError: if a file is damaged, was written by a newer version, or tokenizer
             and model disagree.
     """
-    path = Path(path)
+    path = find_bundle(path)
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise FileNotFoundError(f"a bundle is a folder with {MODEL}; {path} {what}")
@@ -217,6 +228,16 @@ def load(path: str | os.PathLike) -> LanguageModel:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(f"{path / MODEL} cannot be read: {reason}") from error
     return LanguageModel(model, tokenizer, metrics)
+
+
+def find_bundle(path: str | os.PathLike) -> Path:
+    """The folder meant: what exists at `path`, else the model in the package."""
+    if str(path) != PRETRAINED or Path(path).exists():
+        return Path(path)
+    packaged = _PACKAGE / "_data" / PRETRAINED
+    if packaged.exists():
+        return packaged
+    return _PACKAGE.parent / "saved_models" / PRETRAINED
 
 
 def _read_metrics(path: Path) -> dict[str, Any]:

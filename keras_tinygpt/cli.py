@@ -17,6 +17,7 @@ from typing import Any, Literal
 import tyro
 
 from keras_tinygpt import commands
+from keras_tinygpt.bundle import PRETRAINED
 from keras_tinygpt.generation.sampling import SamplingConfig
 from keras_tinygpt.training import TrainConfig, TrainingDiverged
 
@@ -90,8 +91,9 @@ class GenerateOptions:
     """Continue a prompt with a saved model, printed as it is made.
 
     Args:
-        bundle: folder made by tinygpt train.
-        prompt: text to continue; read from standard input when empty or left out.
+        bundle: folder made by tinygpt train; default is the model in the package.
+        prompt: text to continue; read from standard input when empty or left out, or
+            "ROMEO:" at a terminal with the model in the package.
         max_new_tokens: most tokens to add.
         num_samples: number of continuations; sample i uses seed + i.
         seed: of the draws.
@@ -103,7 +105,7 @@ class GenerateOptions:
             character to put in their place.
     """
 
-    bundle: tyro.conf.Positional[Path]
+    bundle: tyro.conf.Positional[Path] = Path(PRETRAINED)
     prompt: tyro.conf.Positional[str] = ""
     max_new_tokens: int = 300
     num_samples: int = 1

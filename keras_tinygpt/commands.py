@@ -419,9 +419,12 @@ def generate_command(options: Any, sampling: dict[str, Any]) -> None:
     """Prints continuations of a prompt as they are made; see `cli.GenerateOptions`."""
     check_int("num_samples", options.num_samples)
     prompt = options.prompt
-    if not prompt:
-        if sys.stdin is None or sys.stdin.isatty():
+    at_terminal = sys.stdin is None or sys.stdin.isatty()
+    if not prompt and at_terminal:
+        if str(options.bundle) != bundles.PRETRAINED:
             raise ValueError("prompt must be given as an argument or on standard input")
+        prompt = "ROMEO:"
+    elif not prompt:
         try:
             prompt = sys.stdin.buffer.read().decode("utf-8")
         except UnicodeDecodeError as error:

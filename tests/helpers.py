@@ -3,9 +3,20 @@
 import inspect
 import json
 import math
+from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
+
+
+def tiny_shakespeare() -> Path:
+    """A copy of tiny Shakespeare beside the repository; skips the test without one."""
+    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
+    path = folder / "tinyshakespeare.txt"
+    if not path.exists():
+        pytest.skip(f"no {path}")
+    return path
 
 
 def to_numpy(tensor) -> np.ndarray:

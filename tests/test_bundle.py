@@ -38,6 +38,20 @@ def test_round_trip(tmp_path, tokenizer, kind):
 
 
 @pytest.mark.backend
+def test_the_optimizer_stays_out(tmp_path, tokenizer):
+    model = build(tokenizer)
+    plain = tg.save(tmp_path / "plain", model, tokenizer) / "model.keras"
+    size = plain.stat().st_size
+    ids = tokenizer.encode(TEXT)
+    config = tg.TrainConfig(steps=2, batch_size=2, jit_compile=False)
+    tg.train(model, ids, ids, config, verbose=False)
+    trained = tg.save(tmp_path / "trained", model, tokenizer) / "model.keras"
+    assert trained.stat().st_size < 1.1 * size
+    assert tg.fingerprint(tg.load(tmp_path / "trained").model) == tg.fingerprint(model)
+    assert model.optimizer is not None
+
+
+@pytest.mark.backend
 def test_text_in_text_out(tokenizer):
     lm = tg.LanguageModel(build(tokenizer), tokenizer)
     text = lm.generate("to be", 23, seed=4)

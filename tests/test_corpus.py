@@ -11,15 +11,12 @@ from pathlib import Path
 
 import keras
 import pytest
+from helpers import tiny_shakespeare
 from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_tinygpt.text import EMBEDDED_NAME, Corpus, load_corpus
 from keras_tinygpt.text import corpus as corpus_module
-
-SHAKESPEARE = (
-    Path(__file__).resolve().parents[2] / "shared" / "data" / "tinyshakespeare.txt"
-)
 
 
 def write(path, data: bytes) -> Path:
@@ -211,9 +208,7 @@ def test_a_changed_shakespeare_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_shared_shakespeare():
-    if not SHAKESPEARE.exists():
-        pytest.skip(f"no {SHAKESPEARE}")
-    corpus = load_corpus(SHAKESPEARE)
+    corpus = load_corpus(tiny_shakespeare())
     assert corpus.sha256 == corpus_module.SHAKESPEARE_SHA256
     assert len(corpus.text) == 1_115_394
 

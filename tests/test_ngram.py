@@ -2,20 +2,16 @@
 
 import doctest
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import tiny_shakespeare
 from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_tinygpt.models import ngram
 from keras_tinygpt.models.ngram import NGram
 from keras_tinygpt.text import CharTokenizer, encode_corpus, load_corpus, split_ids
-
-SHAKESPEARE = (
-    Path(__file__).resolve().parents[2] / "shared" / "data" / "tinyshakespeare.txt"
-)
 
 
 def counted_nats(train, test, order, k, vocab_size) -> float:
@@ -123,9 +119,7 @@ def test_bad_ids():
 
 
 def test_the_published_values():
-    if not SHAKESPEARE.exists():
-        pytest.skip(f"no {SHAKESPEARE}")
-    corpus = load_corpus(SHAKESPEARE)
+    corpus = load_corpus(tiny_shakespeare())
     tokenizer = CharTokenizer.from_text(corpus)
     ids = encode_corpus(corpus, tokenizer)
     train, valid, test = split_ids(ids, counts=(1_000_000, 55_000, 60_394))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import tiny_shakespeare
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from keras_tinygpt.text import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-SHAKESPEARE = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
 # NUL, a combining mark, an astral character, the last code point, lone surrogates in
 # both orders (a pair of them must not merge into one character).
 HARD = "a\0e\u0301\U0001f642\U0010ffff\ud83d\ude42\ude42\ud83d\ufeff\r\n\ufffd"
@@ -300,9 +300,7 @@ def test_unknown_characters_of_a_corpus():
 
 
 def test_the_shared_shakespeare():
-    if not SHAKESPEARE.exists():
-        pytest.skip(f"no {SHAKESPEARE}")
-    corpus = load_corpus(SHAKESPEARE)
+    corpus = load_corpus(tiny_shakespeare())
     tokenizer = CharTokenizer.from_text(corpus)
     assert tokenizer.vocab_size == 65
     assert tokenizer.decode(encode_corpus(corpus, tokenizer)) == corpus.text
