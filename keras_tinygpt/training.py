@@ -433,14 +433,9 @@ class _Run:
     def finish(self, model: keras.Model, store: "_Checkpoints | None") -> TrainResult:
         if self.config.restore_best:
             if self.best_weights is not None:
-                for variable, value in zip(
-                    model.weights, self.best_weights, strict=True
-                ):
-                    variable.assign(value)
+                model.set_weights(self.best_weights)
             elif self.best_sha256 is not None:
-                if _intact_sha256(store.best) != self.best_sha256:
-                    raise ValueError(f"{store.best} is missing or damaged")
-                model.load_weights(store.best)
+                store.load_best(model)
         rates = [row["tokens_per_second"] for row in self.history]
         return TrainResult(
             history=self.history,
@@ -464,22 +459,26 @@ class _Checkpoints:
     def __init__(self, folder: Path, run: _Run):
         self.folder = folder
         self.run = run
-        self.best = folder / "best.weights.h5"
+        self.best = folder / "best.npz"
         self.state = folder / "state.json"
         self.history = folder.parent / "history.csv"
         folder.mkdir(parents=True, exist_ok=True)
 
     def save_best(self, model: keras.Model) -> None:
-        replace_file(self.best, model.save_weights)
+        weights = [_plain_array(weight) for weight in model.weights]
+        replace_file(self.best, lambda path: np.savez(path, *weights))
         self.run.best_sha256 = file_sha256(self.best)
+
+    def load_best(self, model: keras.Model) -> None:
+        if _intact_sha256(self.best) != self.run.best_sha256:
+            raise ValueError(f"{self.best} is missing or damaged")
+        with np.load(self.best, allow_pickle=False) as arrays:
+            model.set_weights([arrays[name] for name in arrays])
 
     def save_last(self, model: keras.Model) -> None:
         run = self.run
         name = f"step_{run.step:07d}.npz"
-        arrays = {
-            key: keras.ops.convert_to_numpy(variable)
-            for key, variable in _all_state(model).items()
-        }
+        arrays = {key: _plain_array(value) for key, value in _all_state(model).items()}
         replace_file(self.folder / name, lambda path: np.savez(path, **arrays))
         kept = {
             field.name: getattr(run, field.name)
@@ -548,6 +547,12 @@ class _Checkpoints:
                 variable.assign(arrays[key])
         for key, value in state.items():
             setattr(run, key, value)
+
+
+def _plain_array(variable) -> np.ndarray:
+    """A copy; bfloat16, which .npz files do not know, becomes float32."""
+    array = keras.ops.convert_to_numpy(variable)
+    return array.astype("float32" if array.dtype.name == "bfloat16" else array.dtype)
 
 
 def _intact_sha256(path: Path) -> str | None:
@@ -700,9 +705,7 @@ class _Recorder(keras.callbacks.Callback):
         if self.store:
             self.store.save_best(self.model)
         else:
-            self.run.best_weights = [
-                keras.ops.convert_to_numpy(w).copy() for w in self.model.weights
-            ]
+            self.run.best_weights = [_plain_array(w) for w in self.model.weights]
 
     def close(self):
         if self.progress:

@@ -279,10 +279,23 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys):
         run(config, directory=tmp_path, resume=True)
 
 
+@pytest.mark.backend
+def test_bfloat16_weights_are_kept(tmp_path):
+    config = tiny_config(clip_norm=None)  # Keras clips no bfloat16 embeddings
+    models = [
+        tg.build_gpt(tg.GPTConfig(VOCAB, WINDOW, 1, 2, hidden_dim=12), dtype="bfloat16")
+        for _ in range(2)
+    ]
+    for model, resume in zip(models, (False, True), strict=True):
+        run(config, model, directory=tmp_path, resume=resume)
+    for one, two in zip(weights_of(models[0]), weights_of(models[1]), strict=True):
+        np.testing.assert_array_equal(one.astype("float32"), two.astype("float32"))
+
+
 def test_damaged_best_weights_are_not_used(tmp_path):
     run(tiny_config(), directory=tmp_path)
-    (tmp_path / "checkpoints/best.weights.h5").write_bytes(b"no weights")
-    with pytest.raises(ValueError, match="best.weights.h5 is missing or damaged"):
+    (tmp_path / "checkpoints/best.npz").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="best.npz is missing or damaged"):
         run(tiny_config(), directory=tmp_path, resume=True)
 
 
