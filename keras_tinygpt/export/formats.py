@@ -194,6 +194,9 @@ def _write_openvino(graphs: StepGraphs, folder: Path) -> dict:
     model = openvino.convert_model(
         function, extension=ConversionExtension(WRITE, _write_cache_openvino)
     )
+    names = {f"new_{name}" for name in graphs.state_shapes} | {"logits"}
+    for output in model.outputs:  # beside them TensorFlow's own
+        output.get_tensor().set_names(output.get_names() & names)
     openvino.save_model(model, folder / "model.xml", compress_to_fp16=False)
     return {name: ("model.xml", None, None) for name in ("prefill", "decode")}
 
