@@ -1,7 +1,7 @@
 """ONNX, LiteRT and OpenVINO folders against the Keras models they came from.
 
-Under TensorFlow every model is exported; under another backend, which exports in a
-second process, one of each architecture.
+Under another backend than TensorFlow, which exports in a second process, one model of
+each architecture is compared.
 """
 
 import importlib
@@ -18,8 +18,6 @@ from helpers import to_numpy
 
 import keras_tinygpt as tg
 from keras_tinygpt.export import formats
-
-pytestmark = pytest.mark.backend
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -125,6 +123,7 @@ def test_logits_of_every_step(exported, models, tokenizer, example, kind, name):
             np.testing.assert_allclose(logits, expected[index], atol=1e-4)
 
 
+@pytest.mark.backend
 @every_model
 @every_format
 def test_tokens_are_those_of_generate(exported, models, tokenizer, example, kind, name):
@@ -314,8 +313,6 @@ def test_byte_tokens(example):
 
 def test_a_bundle_is_exported_from_the_command_line(models, tokenizer, tmp_path):
     """What the export does under JAX and PyTorch, here in this process."""
-    if keras.backend.backend() != "tensorflow":
-        pytest.skip("the other tests run this in a second process")
     bundle = tg.save(tmp_path / "bundle", models["lstm"], tokenizer)
     for _ in range(2):
         formats.main(["litert", str(bundle), str(tmp_path / "out"), "--overwrite"])
@@ -323,6 +320,7 @@ def test_a_bundle_is_exported_from_the_command_line(models, tokenizer, tmp_path)
     assert names == {"model.tflite", "metadata.json", "tokenizer.json"}
 
 
+@pytest.mark.backend
 @every_format
 def test_bad_requests_write_nothing(models, tokenizer, tmp_path, monkeypatch, kind):
     model, export = models["learned"], EXPORTS[kind]
@@ -345,9 +343,6 @@ def test_bad_requests_write_nothing(models, tokenizer, tmp_path, monkeypatch, ki
 
 
 def test_a_failed_conversion_leaves_no_folder(models, tokenizer, tmp_path, monkeypatch):
-    if keras.backend.backend() != "tensorflow":
-        pytest.skip("conversion runs in a second process")
-
     def fail(graphs, folder):
         (folder / "model.tflite").write_bytes(b"half")
         raise RuntimeError("no room")

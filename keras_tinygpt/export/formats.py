@@ -29,6 +29,7 @@ from keras_tinygpt.bundle import (
 )
 from keras_tinygpt.export.graphs import StepGraphs
 from keras_tinygpt.files import write_json
+from keras_tinygpt.models.configured import ConfiguredModel
 
 FORMAT_VERSION = 1
 METADATA = "metadata.json"
@@ -95,6 +96,11 @@ def export_openvino(
 
 def _export(kind: str, model, tokenizer, path, overwrite: bool) -> Path:
     path = Path(path)
+    if not isinstance(model, ConfiguredModel):
+        raise ValueError(
+            "model must come from build_gpt or build_lstm to be exported, "
+            f"got {type(model).__name__}"
+        )
     LanguageModel(model, tokenizer)  # raises where the two disagree
     check_free(path, overwrite)
     _check_package(kind)

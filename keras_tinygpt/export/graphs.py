@@ -14,17 +14,8 @@ from keras_tinygpt.generation.steppers import make_stepper
 from keras_tinygpt.models.configured import ConfiguredModel
 
 
-def float32_copy(model: keras.Model) -> keras.Model:
-    """A copy in float32, without dropout, that runs without cuDNN.
-
-    Raises:
-        ValueError: if `model` is not from `build_gpt` or `build_lstm`.
-    """
-    if not isinstance(model, ConfiguredModel):
-        raise ValueError(
-            "model must come from build_gpt or build_lstm to be exported, "
-            f"got {type(model).__name__}"
-        )
+def float32_copy(model: ConfiguredModel) -> ConfiguredModel:
+    """A copy in float32, without dropout, that runs without cuDNN."""
     names = {field.name for field in dataclasses.fields(model.config)}
     dropouts = {name: 0.0 for name in names & {"dropout", "attention_dropout"}}
     config = dataclasses.replace(model.config, **dropouts)
