@@ -2,8 +2,9 @@
 
 A script brings `load(folder, metadata)`, which returns a function
 (tokens int32 (1, C), index, last, state) -> (logits (V,), state). Once the window is
-full, its last half is read again (`context="slide"` in keras_tinygpt); at the same
-seed the text is the one that `LanguageModel.generate` gives.
+full, its last half is read again (`context="slide"` in keras_tinygpt). At the same
+seed the text is the one that `LanguageModel.generate` gives, unless rounding decides
+between two tokens.
 """
 
 import argparse
@@ -25,6 +26,8 @@ def main(load, description, argv=None):
     tokenizer = json.loads((args.folder / "tokenizer.json").read_text("utf-8"))
     step = load(args.folder, metadata)
     tokens = encode(tokenizer, args.prompt)
+    if not tokens:
+        parser.error("PROMPT must hold at least one character")
     new = generate(
         step, metadata, tokens, args.max_new_tokens, args.temperature, args.seed
     )
