@@ -148,15 +148,17 @@ def _export_elsewhere(kind: str, model, tokenizer, path: Path, overwrite: bool) 
 
 
 def _write_onnx(graphs: StepGraphs, folder: Path) -> dict:
+    import onnx
     import tf2onnx
 
-    tf2onnx.convert.from_function(
+    model, _ = tf2onnx.convert.from_function(
         graphs.function(None, None),
         graphs.signature(None, None),
         opset=OPSET,
         custom_op_handlers={WRITE: (_write_cache_onnx, [])},
         output_path=str(folder / "model.onnx"),
     )
+    onnx.checker.check_model(model)  # tf2onnx only logs what it cannot convert
     return {name: ("model.onnx", None, None) for name in ("prefill", "decode")}
 
 
