@@ -1,0 +1,1 @@
+"""Models for other programs: SavedModels that need TensorFlow alone."""
