@@ -32,7 +32,7 @@ def make_module(model: keras.Model, tokenizer: Any, metadata: str):
     for name, specs in endpoints.inputs().items():
         function = tf.function(getattr(endpoints, name), autograph=False)
         specs = {spec.name: spec for spec in specs}
-        function.get_concrete_function(**specs)
+        function = function.get_concrete_function(**specs)
         setattr(module, name, function)
         signatures[name] = _signature(function, OUTPUTS.get(name), specs)
     return module, {"serving_default": signatures["serve"], **signatures}
