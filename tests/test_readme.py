@@ -37,7 +37,7 @@ def test_every_command_runs(tmp_path, monkeypatch):
     short = ["--steps", "2", "--batch-size", "4", "--jit-compile", "False"]
     cli.main(["train", *short])
     lines = blocks("bash")[2].splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     for line in lines:
         program, *argv = shlex.split(line)
         assert program == ".venv/bin/tinygpt"

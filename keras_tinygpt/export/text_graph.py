@@ -62,7 +62,7 @@ class ByteGraph:
     def encode(self, texts):
         """Strings (B,) to ragged int32 ids (B, None)."""
         pieces = tf.strings.bytes_split(texts)
-        values = tf.io.decode_raw(pieces.flat_values, tf.uint8)[:, 0]
+        values = tf.reshape(tf.io.decode_raw(pieces.flat_values, tf.uint8), [-1])
         return pieces.with_flat_values(tf.cast(values, tf.int32))
 
     def decode(self, prompts, ids):
