@@ -4,6 +4,7 @@ from keras_tinygpt import layers
 from keras_tinygpt.bundle import LanguageModel, load, save
 from keras_tinygpt.callbacks import SampleText
 from keras_tinygpt.evaluation import Scores, evaluate
+from keras_tinygpt.export.saved_model import export_saved_model
 from keras_tinygpt.generation import beam_search, generate, stream
 from keras_tinygpt.models import (
     GPTConfig,
@@ -50,6 +51,7 @@ __all__ = [
     "build_lstm",
     "encode_corpus",
     "evaluate",
+    "export_saved_model",
     "fingerprint",
     "generate",
     "layers",

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_tinygpt.export.reading import is_saved_model, read_saved_model
 from keras_tinygpt.files import write_json
 from keras_tinygpt.generation import generate, stream
 from keras_tinygpt.text.tokenizers import load_tokenizer
@@ -51,7 +52,7 @@ def save(
         FileExistsError: if `path` exists and `overwrite` is False.
     """
     path = Path(path)
-    _check_pair(model, tokenizer)
+    check_pair(model, tokenizer)
     check_free(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(path) as folder:
@@ -100,7 +101,8 @@ def check_free(path: Path, overwrite: bool) -> None:
         raise FileExistsError(f"{path} exists already")
 
 
-def _check_pair(model: keras.Model, tokenizer: Any) -> None:
+def check_pair(model: keras.Model, tokenizer: Any) -> None:
+    """Raises ValueError unless the two have equally many tokens."""
     vocab_size = model.output_shape[-1]
     if vocab_size != tokenizer.vocab_size:
         raise ValueError(
@@ -121,7 +123,7 @@ class LanguageModel:
     def __init__(
         self, model: keras.Model, tokenizer: Any, metrics: dict[str, Any] | None = None
     ):
-        _check_pair(model, tokenizer)
+        check_pair(model, tokenizer)
         self.model = model
         self.tokenizer = tokenizer
         self.metrics = metrics or {}
@@ -204,7 +206,10 @@ class LanguageModel:
 
 
 def load(path: str | os.PathLike) -> LanguageModel:
-    """Loads a bundle folder, or "tiny-shakespeare", the model in the package.
+    """Loads a bundle folder, a SavedModel, or "tiny-shakespeare", the packaged model.
+
+    A folder that `export_saved_model` wrote gives a float32 model with the weights it
+    holds, on any backend.
 
     Raises:
         FileNotFoundError: if the folder or one of its files is missing.
@@ -215,6 +220,8 @@ def load(path: str | os.PathLike) -> LanguageModel:
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise FileNotFoundError(f"a bundle is a folder with {MODEL}; {path} {what}")
+    if is_saved_model(path) and not (path / MODEL).exists():
+        return LanguageModel(*read_saved_model(path))
     for name in (MODEL, TOKENIZER):
         if not (path / name).is_file():
             raise FileNotFoundError(f"{path} is not a bundle: it has no {name}")

@@ -1,4 +1,4 @@
-"""The command line: tinygpt train, evaluate, generate.
+"""The command line: tinygpt train, evaluate, generate, export.
 
 Flags come from the config dataclasses. Bad input ends with one line on standard error
 and exit code 2, Ctrl-C with exit code 130; in both cases nothing is half-written.
@@ -70,7 +70,7 @@ class EvaluateOptions:
     """Score a saved model on a text.
 
     Args:
-        bundle: folder made by tinygpt train.
+        bundle: folder made by tinygpt train, or SavedModel made by tinygpt export.
         corpus: text file or corpus name; default is the held-out part of the corpus
             the model was trained on.
         method: windows, strided or stateful; default is the best the model can do.
@@ -91,7 +91,8 @@ class GenerateOptions:
     """Continue a prompt with a saved model, printed as it is made.
 
     Args:
-        bundle: folder made by tinygpt train; default is the model in the package.
+        bundle: folder made by tinygpt train, or SavedModel made by tinygpt export;
+            default is the model in the package.
         prompt: text to continue; read from standard input when empty or left out, or
             "ROMEO:" at a terminal with the model in the package.
         max_new_tokens: most tokens to add.
@@ -114,6 +115,25 @@ class GenerateOptions:
     context: Literal["crop", "slide", "stop"] = "crop"
     use_cache: bool = True
     unknown: str = "error"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportOptions:
+    """Write a saved model in a format that other programs read.
+
+    Args:
+        bundle: folder made by tinygpt train.
+        format: saved_model (a TensorFlow folder: text in, text out) or weights (a file
+            for load_weights of the same Keras model).
+        out: folder or file to write; default is saved_model or model.weights.h5 in the
+            bundle.
+        force: whether what is there already is replaced.
+    """
+
+    bundle: tyro.conf.Positional[Path]
+    format: Literal["saved_model", "weights"] = "saved_model"
+    out: Path | None = None
+    force: bool = False
 
 
 def flags_of(config: Any, *without: str) -> type:
@@ -208,10 +228,17 @@ def _generate(argv: list[str]) -> None:
     commands.generate_command(parts["options"], dataclasses.asdict(parts["sampling"]))
 
 
+def _export(argv: list[str]) -> None:
+    commands.export_command(
+        _parse("export", {"options": ExportOptions}, argv)["options"]
+    )
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "evaluate": _evaluate,
     "generate": _generate,
+    "export": _export,
 }
 
 
@@ -252,6 +279,7 @@ def _usage() -> str:
         ("train", TrainOptions),
         ("evaluate", EvaluateOptions),
         ("generate", GenerateOptions),
+        ("export", ExportOptions),
     ):
         lines.append(f"  {name:<10}{options.__doc__.splitlines()[0]}")
     return "\n".join([*lines, "", "tinygpt COMMAND --help lists the flags."])

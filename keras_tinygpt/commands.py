@@ -12,6 +12,7 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from keras_tinygpt import bundle as bundles
 from keras_tinygpt.callbacks import SampleText
 from keras_tinygpt.checks import check_float, check_int
 from keras_tinygpt.evaluation import Scores, evaluate
+from keras_tinygpt.export.saved_model import export_saved_model
+from keras_tinygpt.files import replace_file
 from keras_tinygpt.models import (
     GPTConfig,
     LSTMConfig,
@@ -458,3 +461,46 @@ def _print_stream(
     print(prompt, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
+
+
+def export_command(options: Any) -> Path:
+    """Writes a bundle in another format; see `cli.ExportOptions`."""
+    name, write = EXPORTS[options.format]
+    out = options.out or options.bundle / name
+    language_model = bundles.load(options.bundle)
+    if out.exists() and not options.force:
+        raise FileExistsError(f"out: {out} exists already; --force replaces it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    print(f"writing {out} ...", flush=True)
+    write(language_model, out, options.force)
+    files = [path for path in (out, *out.rglob("*")) if path.is_file()]
+    print(f"saved {out}: {sum(path.stat().st_size for path in files) / 1e6:.1f} MB")
+    return out
+
+
+def _write_saved_model(
+    language_model: bundles.LanguageModel, out: Path, overwrite: bool
+) -> None:
+    export_saved_model(
+        language_model.model,
+        language_model.tokenizer,
+        out,
+        metrics=language_model.metrics,
+        overwrite=overwrite,
+    )
+
+
+def _write_weights(
+    language_model: bundles.LanguageModel, out: Path, overwrite: bool
+) -> None:
+    del overwrite  # the caller has asked
+    if not out.name.endswith(".weights.h5"):
+        raise ValueError(f"out must end in .weights.h5, got {str(out)!r}")
+    replace_file(out, language_model.model.save_weights)
+
+
+# By format: the name inside the bundle's folder unless told, and what writes it.
+EXPORTS: dict[str, tuple[str, Callable[[bundles.LanguageModel, Path, bool], None]]] = {
+    "saved_model": ("saved_model", _write_saved_model),
+    "weights": ("model.weights.h5", _write_weights),
+}

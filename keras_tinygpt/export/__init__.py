@@ -1,1 +1,1 @@
-"""Models for places without Keras."""
+"""Models for other programs: TensorFlow alone, ONNX, LiteRT, OpenVINO."""

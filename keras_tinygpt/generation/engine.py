@@ -62,6 +62,8 @@ class Engine:
 
     Attributes:
         traces: how often each compiled function was traced, by name.
+        read_and_run, run_steps, crop_steps, one_step: compiled functions; the arguments
+            are those of `_open`, `_trace_steps`, `_trace_crop` and `_trace_one_step`.
     """
 
     def __init__(self, model: keras.Model, logits_processor: Callable | None):
@@ -72,10 +74,10 @@ class Engine:
         self.traces: dict[str, int] = {}
         variables = self.stepper.model.variables
         self._read = compile_function(self._trace_read, variables)
-        self._read_and_run = compile_function(self._trace_read_and_run, variables)
-        self._steps = compile_function(self._trace_steps, variables)
-        self._crop_steps = compile_function(self._trace_crop, variables)
-        self._one_step = compile_function(self._trace_one_step, variables)
+        self.read_and_run = compile_function(self._trace_read_and_run, variables)
+        self.run_steps = compile_function(self._trace_steps, variables)
+        self.crop_steps = compile_function(self._trace_crop, variables)
+        self.one_step = compile_function(self._trace_one_step, variables)
         self._empty: tuple[int, dict] = (0, {})
 
     def pieces(self, request, first: int, run: int):
@@ -105,7 +107,7 @@ class Engine:
             index, done = index + count - 1, done + count
             while done < total and index != window:
                 count = _most(run, total - done, window, index)
-                chosen, scores, seen, state = self._steps(
+                chosen, scores, seen, state = self.run_steps(
                     np.asarray([view[-1] for view in views], "int32"),
                     seen,
                     np.int32(index),
@@ -136,7 +138,7 @@ class Engine:
         state = self._empty_state(len(views))
         for start in range(0, length, segment):
             is_last = start + segment >= length
-            read = self._read_and_run if and_run and is_last else self._read
+            read = self.read_and_run if and_run and is_last else self._read
             outputs = read(
                 np.ascontiguousarray(padded[:, start : start + segment]),
                 np.int32(start),
@@ -153,7 +155,7 @@ class Engine:
 
     def step(self, tokens, index: int, offsets, state):
         """Feeds one token (B,) to every row; returns (logits (B, V), state)."""
-        return self._one_step(tokens, np.int32(index), offsets, state)
+        return self.one_step(tokens, np.int32(index), offsets, state)
 
     def _empty_state(self, batch_size: int) -> dict:
         """The state before the first token, kept until the batch size changes."""
@@ -173,7 +175,7 @@ class Engine:
         offsets = np.asarray([window - len(view) for view in views], "int32")
         while done < total:
             count = min(run, total - done)
-            chosen, scores, tokens, seen, offsets = self._crop_steps(
+            chosen, scores, tokens, seen, offsets = self.crop_steps(
                 tokens,
                 seen,
                 offsets,
@@ -195,6 +197,26 @@ class Engine:
         self._count_trace("read_and_run")
         return self._open(*arguments, and_run=True)
 
+    def feed(self, tokens, index, length, offsets, state):
+        """Reads `length` columns of `tokens` chunk by chunk; traced by its callers.
+
+        Returns:
+            The logits (B, V) of the last of them, and the new state.
+        """
+        batch, chunk = ops.shape(tokens)[0], self.stepper.chunk
+
+        def read_chunk(start, logits, state):
+            columns = ops.slice(tokens, (0, start), (batch, chunk))
+            last = ops.minimum(length - start, chunk) - 1
+            logits, state = self._step(columns, index + start, last, offsets, state)
+            return start + chunk, logits, state
+
+        logits = ops.zeros((batch, self.vocab_size), "float32")
+        _, logits, state = ops.while_loop(
+            lambda start, *rest: start < length, read_chunk, (_int(0), logits, state)
+        )
+        return logits, state
+
     def _open(
         self,
         tokens,
@@ -209,18 +231,7 @@ class Engine:
         and_run,
     ):
         """Reads `length` columns of `tokens` chunk by chunk, then chooses."""
-        batch, chunk = tokens.shape[0], self.stepper.chunk
-
-        def read_chunk(start, logits, state):
-            columns = ops.slice(tokens, (0, start), (batch, chunk))
-            last = ops.minimum(length - start, chunk) - 1
-            logits, state = self._step(columns, index + start, last, offsets, state)
-            return start + chunk, logits, state
-
-        logits = ops.zeros((batch, self.vocab_size), "float32")
-        _, logits, state = ops.while_loop(
-            lambda start, *rest: start < length, read_chunk, (_int(0), logits, state)
-        )
+        logits, state = self.feed(tokens, index, length, offsets, state)
         tokens, scores, seen = self._next(logits, seen, uniforms[:, 0], settings)
         chosen, all_scores = _buffers(uniforms)
         chosen = _put(chosen, _int(0), tokens)
@@ -273,7 +284,7 @@ class Engine:
     def _trace_crop(self, window, seen, offsets, uniforms, count, settings):
         self._count_trace("crop")
         size = self.stepper.window
-        state = self.stepper.initial_state(window.shape[0])
+        state = self.stepper.initial_state(ops.shape(window)[0])
 
         def step(done, window, seen, offsets, chosen, scores):
             logits, _ = self._step(window, _int(0), _int(size - 1), offsets, state)

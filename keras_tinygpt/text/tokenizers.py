@@ -297,13 +297,18 @@ def load_tokenizer(path: str | os.PathLike) -> CharTokenizer | ByteTokenizer:
             config = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"tokenizer must be JSON, got {error}") from None
-        if not isinstance(config, dict):
-            kind = type(config).__name__
-            raise ValueError(f"tokenizer must be a JSON object, got {kind}")
-        kind = check_choice("type", config.get("type"), tuple(_TOKENIZERS))
-        return _TOKENIZERS[kind].from_config(config)
+        return tokenizer_from_config(config)
     except ValueError as error:
         raise ValueError(f"{str(path)!r}: {error}") from None
+
+
+def tokenizer_from_config(config: Any) -> CharTokenizer | ByteTokenizer:
+    """Builds the tokenizer of whichever type `config`, made by `get_config`, names."""
+    if not isinstance(config, dict):
+        kind = type(config).__name__
+        raise ValueError(f"tokenizer must be a JSON object, got {kind}")
+    kind = check_choice("type", config.get("type"), tuple(_TOKENIZERS))
+    return _TOKENIZERS[kind].from_config(config)
 
 
 def encode_corpus(
