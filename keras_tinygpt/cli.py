@@ -21,7 +21,7 @@ from keras_tinygpt.bundle import PRETRAINED
 from keras_tinygpt.generation.sampling import SamplingConfig
 from keras_tinygpt.training import TrainConfig, TrainingDiverged
 
-USER_ERRORS = (ValueError, OSError, TrainingDiverged, UnicodeError)
+USER_ERRORS = (ValueError, OSError, ImportError, TrainingDiverged, UnicodeError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,15 +123,17 @@ class ExportOptions:
 
     Args:
         bundle: folder made by tinygpt train.
-        format: saved_model (a TensorFlow folder: text in, text out) or weights (a file
-            for load_weights of the same Keras model).
-        out: folder or file to write; default is saved_model or model.weights.h5 in the
-            bundle.
+        format: saved_model (a TensorFlow folder: text in, text out); onnx, litert or
+            openvino (a folder with the graphs of a cached step); or weights (a file for
+            load_weights of the same Keras model).
+        out: folder or file to write; default is in the bundle, named by the format.
         force: whether what is there already is replaced.
     """
 
     bundle: tyro.conf.Positional[Path]
-    format: Literal["saved_model", "weights"] = "saved_model"
+    format: Literal["saved_model", "onnx", "litert", "openvino", "weights"] = (
+        "saved_model"
+    )
     out: Path | None = None
     force: bool = False
 

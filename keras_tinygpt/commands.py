@@ -5,6 +5,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import platform
@@ -23,6 +24,7 @@ from keras_tinygpt import bundle as bundles
 from keras_tinygpt.callbacks import SampleText
 from keras_tinygpt.checks import check_float, check_int
 from keras_tinygpt.evaluation import Scores, evaluate
+from keras_tinygpt.export import formats
 from keras_tinygpt.export.saved_model import export_saved_model
 from keras_tinygpt.files import replace_file
 from keras_tinygpt.models import (
@@ -499,8 +501,17 @@ def _write_weights(
     replace_file(out, language_model.model.save_weights)
 
 
+def _write_format(
+    export: Callable, language_model: bundles.LanguageModel, out: Path, overwrite: bool
+) -> None:
+    export(language_model.model, language_model.tokenizer, out, overwrite=overwrite)
+
+
 # By format: the name inside the bundle's folder unless told, and what writes it.
 EXPORTS: dict[str, tuple[str, Callable[[bundles.LanguageModel, Path, bool], None]]] = {
     "saved_model": ("saved_model", _write_saved_model),
+    "onnx": ("onnx", functools.partial(_write_format, formats.export_onnx)),
+    "litert": ("litert", functools.partial(_write_format, formats.export_litert)),
+    "openvino": ("openvino", functools.partial(_write_format, formats.export_openvino)),
     "weights": ("model.weights.h5", _write_weights),
 }

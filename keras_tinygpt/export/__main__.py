@@ -1,22 +1,28 @@
-"""Writes a SavedModel from a bundle: python -m keras_tinygpt.export BUNDLE FOLDER.
+"""Writes a bundle in another format: python -m keras_tinygpt.export KIND BUNDLE FOLDER.
 
-`export_saved_model` starts this under the TensorFlow backend when it runs under another
-one; FOLDER exists already. An error is one line.
+`source.write_elsewhere` starts this under the TensorFlow backend; FOLDER exists
+already. An error is one line.
 """
 
 import sys
 from pathlib import Path
 
 from keras_tinygpt import bundle
-from keras_tinygpt.export.saved_model import write_saved_model
+from keras_tinygpt.export import formats, saved_model
 
 
-def main(saved: str, folder: str) -> None:
-    """Reads the bundle and writes the folder; exits with 1 and a line on failure."""
+def main(kind: str, saved: str, folder: str) -> None:
+    """Reads the bundle and fills the folder; exits with 1 and a line on failure."""
     try:
         loaded = bundle.load(saved)
-        write_saved_model(loaded.model, loaded.tokenizer, Path(folder), loaded.metrics)
-    except (ValueError, OSError) as error:
+        model, tokenizer = loaded.model, loaded.tokenizer
+        if kind == "saved_model":
+            saved_model.write_saved_model(
+                model, tokenizer, Path(folder), loaded.metrics
+            )
+        else:
+            formats.write_format(kind, model, tokenizer, Path(folder))
+    except (ValueError, OSError, RuntimeError) as error:
         sys.exit(" ".join(str(error).split()))
 
 

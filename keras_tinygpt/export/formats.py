@@ -3,14 +3,10 @@
 A folder holds the graphs of one cached step, `tokenizer.json` and `metadata.json`.
 Text goes in and out in the program that runs them: see `examples/generate_onnx.py`,
 `generate_litert.py` and `generate_openvino.py`.
-
-The graphs are converted from TensorFlow. Under another backend the export runs itself
-in a second process, `python -m keras_tinygpt.export.formats FORMAT BUNDLE PATH`.
 """
 
 import dataclasses
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,17 +15,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tinygpt.bundle import (
-    TOKENIZER,
-    LanguageModel,
-    check_free,
-    load,
-    new_folder,
-    save,
-)
+from keras_tinygpt.bundle import TOKENIZER, check_free, new_folder
 from keras_tinygpt.export.graphs import StepGraphs
+from keras_tinygpt.export.source import check_exportable, write_elsewhere
 from keras_tinygpt.files import write_json
-from keras_tinygpt.models.configured import ConfiguredModel
 
 FORMAT_VERSION = 1
 METADATA = "metadata.json"
@@ -96,27 +85,30 @@ def export_openvino(
 
 def _export(kind: str, model, tokenizer, path, overwrite: bool) -> Path:
     path = Path(path)
-    if not isinstance(model, ConfiguredModel):
-        raise ValueError(
-            "model must come from build_gpt or build_lstm to be exported, "
-            f"got {type(model).__name__}"
-        )
-    LanguageModel(model, tokenizer)  # raises where the two disagree
+    check_exportable(model, tokenizer)
     check_free(path, overwrite)
     _check_package(kind)
-    if keras.backend.backend() != "tensorflow":
-        return _export_elsewhere(kind, model, tokenizer, path, overwrite)
-    graphs = StepGraphs(model)
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(path) as folder:
-        sizes = _WRITERS[kind](graphs, folder)
-        tokenizer.save(folder / TOKENIZER)
-        write_json(folder / METADATA, _metadata(kind, model, graphs, sizes))
+        if keras.backend.backend() == "tensorflow":
+            write_format(kind, model, tokenizer, folder)
+        else:
+            write_elsewhere(kind, model, tokenizer, folder)
     return path
+
+
+def write_format(kind: str, model, tokenizer, folder: Path) -> None:
+    """Writes into an existing folder; needs the TensorFlow backend."""
+    graphs = StepGraphs(model)
+    sizes = _WRITERS[kind](graphs, folder)
+    tokenizer.save(folder / TOKENIZER)
+    write_json(folder / METADATA, _metadata(kind, model, graphs, sizes))
 
 
 def _check_package(kind: str) -> None:
     """ImportError, with the extra to install, unless the converter is there."""
+    # Without this, importing openvino reports its use over the network.
+    sys.modules.setdefault("openvino_telemetry", None)
     try:
         if kind == "onnx":
             import tf2onnx  # noqa: F401
@@ -127,24 +119,6 @@ def _check_package(kind: str) -> None:
             f"{kind} export needs a package: pip install 'keras-tinygpt[{kind}]' "
             f"({error})"
         ) from error
-
-
-def _export_elsewhere(kind: str, model, tokenizer, path: Path, overwrite: bool) -> Path:
-    """Exports under TensorFlow in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        bundle = save(Path(folder) / "bundle", model, tokenizer)
-        command = [sys.executable, "-m", "keras_tinygpt.export.formats", kind]
-        command += [str(bundle), str(path), *(["--overwrite"] if overwrite else [])]
-        result = subprocess.run(
-            command,
-            env={**os.environ, "KERAS_BACKEND": "tensorflow"},
-            capture_output=True,
-            text=True,
-        )
-    if result.returncode:
-        lines = result.stderr.strip().splitlines() or ["no message"]
-        raise RuntimeError(f"{kind} export under TensorFlow failed: {lines[-1]}")
-    return path
 
 
 def _write_onnx(graphs: StepGraphs, folder: Path) -> dict:
@@ -195,6 +169,7 @@ def _write_cache_onnx(graph, node, name, _) -> None:
 
 
 def _write_openvino(graphs: StepGraphs, folder: Path) -> dict:
+    _check_package("openvino")
     import openvino
     from openvino.frontend.tensorflow import ConversionExtension
 
@@ -259,16 +234,3 @@ def _metadata(kind: str, model, graphs: StepGraphs, sizes: dict) -> dict:
             for name, (file, batch_size, length) in sizes.items()
         },
     }
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Exports a bundle: FORMAT BUNDLE PATH [--overwrite]."""
-    arguments = sys.argv[1:] if argv is None else argv
-    overwrite = "--overwrite" in arguments
-    kind, bundle, path = (x for x in arguments if x != "--overwrite")
-    model = load(bundle)
-    _export(kind, model.model, model.tokenizer, path, overwrite)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,26 +5,12 @@ steppers, as flat named tensors: tokens (B, C), index, last, row_offsets (B,) an
 state; the outputs are logits (B, V) and, with the prefix `new_`, the state.
 """
 
-import dataclasses
 from typing import Any
 
 import keras
 
+from keras_tinygpt.export.source import float32_copy
 from keras_tinygpt.generation.steppers import make_stepper
-from keras_tinygpt.models.configured import ConfiguredModel
-
-
-def float32_copy(model: ConfiguredModel) -> ConfiguredModel:
-    """A copy in float32, without dropout, that runs without cuDNN."""
-    names = {field.name for field in dataclasses.fields(model.config)}
-    dropouts = {name: 0.0 for name in names & {"dropout", "attention_dropout"}}
-    config = dataclasses.replace(model.config, **dropouts)
-    copy = type(model)(config, seed=model.seed, dtype="float32")
-    copy.set_weights(model.get_weights())
-    for layer in copy.layers:
-        if isinstance(layer, keras.layers.LSTM):
-            layer.use_cudnn = False  # its kernels exist in no other runtime
-    return copy
 
 
 class StepGraphs:

@@ -1,12 +1,6 @@
-"""A model as a TensorFlow SavedModel: text in, text out, without this package.
-
-The folder is always written by TensorFlow; from JAX and PyTorch a bundle is handed to a
-second process that runs it.
-"""
+"""A model as a TensorFlow SavedModel: text in, text out, without this package."""
 
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +9,11 @@ import keras
 
 from keras_tinygpt import bundle
 from keras_tinygpt.export.reading import ARCHITECTURES, FORMAT_VERSION, METADATA
+from keras_tinygpt.export.source import (
+    check_exportable,
+    float32_copy,
+    write_elsewhere,
+)
 from keras_tinygpt.files import write_json
 from keras_tinygpt.text import ByteTokenizer, CharTokenizer
 
@@ -74,28 +73,15 @@ def export_saved_model(
         OSError: if the folder cannot be written.
     """
     path = Path(path)
-    _check_kinds(model, tokenizer)
-    bundle.check_pair(model, tokenizer)
+    check_exportable(model, tokenizer)
     bundle.check_free(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with bundle.new_folder(path) as folder:
         if keras.backend.backend() == "tensorflow":
             write_saved_model(model, tokenizer, folder, metrics or {})
         else:
-            _write_elsewhere(model, tokenizer, folder, metrics or {})
+            write_elsewhere("saved_model", model, tokenizer, folder, metrics)
     return path
-
-
-def _check_kinds(model, tokenizer) -> None:
-    if not isinstance(model, tuple(ARCHITECTURES.values())):
-        raise ValueError(
-            f"model must come from build_gpt or build_lstm, got {type(model).__name__}"
-        )
-    if not isinstance(tokenizer, (CharTokenizer, ByteTokenizer)):
-        raise ValueError(
-            "tokenizer must be a CharTokenizer or a ByteTokenizer, "
-            f"got {type(tokenizer).__name__}"
-        )
 
 
 def write_saved_model(model, tokenizer, folder: Path, metrics: dict[str, Any]) -> None:
@@ -117,17 +103,6 @@ def write_saved_model(model, tokenizer, folder: Path, metrics: dict[str, Any]) -
             raise OSError(message) from error
 
 
-def float32_copy(model: keras.Model) -> keras.Model:
-    """The same model with float32 arithmetic, and kernels that run on any device."""
-    config = {**model.get_config(), "dtype": "float32"}
-    copy = type(model)(**{**config, "config": model.config})
-    for layer in copy.layers:
-        if isinstance(layer, keras.layers.LSTM):
-            layer.use_cudnn = False  # a graph made with it runs on GPUs only
-    copy.set_weights(model.get_weights())
-    return copy
-
-
 def _describe(model, tokenizer, metrics: dict[str, Any]) -> dict[str, Any]:
     """The metadata."""
     from keras_tinygpt import __version__
@@ -144,26 +119,3 @@ def _describe(model, tokenizer, metrics: dict[str, Any]) -> dict[str, Any]:
         "metrics": metrics,
         "weights": [weight.path for weight in model.weights],
     }
-
-
-def _write_elsewhere(model, tokenizer, folder: Path, metrics: dict[str, Any]) -> None:
-    """Has a process with the TensorFlow backend write the folder."""
-    with tempfile.TemporaryDirectory(prefix="keras-tinygpt-") as temporary:
-        saved = bundle.save(Path(temporary) / "bundle", model, tokenizer, metrics)
-        root = Path(__file__).resolve().parents[2]
-        search = [str(root), os.environ.get("PYTHONPATH", "")]
-        result = subprocess.run(
-            [sys.executable, "-m", "keras_tinygpt.export", str(saved), str(folder)],
-            env={
-                **os.environ,
-                "KERAS_BACKEND": "tensorflow",
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-                "PYTHONPATH": os.pathsep.join(filter(None, search)),
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-    if result.returncode:
-        lines = result.stderr.strip().splitlines() or [f"exit {result.returncode}"]
-        raise OSError(f"the SavedModel cannot be written by TensorFlow: {lines[-1]}")
