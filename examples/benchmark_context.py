@@ -46,7 +46,7 @@ if len(sys.argv) > 1:
     result = {
         "kind": "generation_context",
         "command": "python examples/benchmark_context.py",
-        "setting": f"{backend}, batch 1, medians of {ROUNDS} runs",
+        "setting": f"tokens per second, {backend}, batch 1, medians of {ROUNDS} runs",
         "rows": rows,
         "versions": {name: importlib.metadata.version(name) for name in names},
     }

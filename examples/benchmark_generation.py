@@ -175,7 +175,7 @@ def main():
         result = {
             "kind": "generation_speed",
             "command": "python examples/benchmark_generation.py",
-            "setting": "medians of 5 runs in alternation",
+            "setting": "tokens per second, medians of 5 runs in alternation",
             "rows": rows,
             "versions": versions,
         }

@@ -124,14 +124,15 @@ class ExportOptions:
     Args:
         bundle: folder made by tinygpt train.
         format: saved_model (a TensorFlow folder: text in, text out); onnx, litert or
-            openvino (a folder with the graphs of a cached step); or weights (a file for
-            load_weights of the same Keras model).
+            openvino (a folder with the graphs of a cached step); int8 (a bundle with
+            matrices of int8, a third of the size); or weights (a file for load_weights
+            of the same Keras model).
         out: folder or file to write; default is in the bundle, named by the format.
         force: whether what is there already is replaced.
     """
 
     bundle: tyro.conf.Positional[Path]
-    format: Literal["saved_model", "onnx", "litert", "openvino", "weights"] = (
+    format: Literal["saved_model", "onnx", "litert", "openvino", "int8", "weights"] = (
         "saved_model"
     )
     out: Path | None = None

@@ -507,11 +507,23 @@ def _write_format(
     export(language_model.model, language_model.tokenizer, out, overwrite=overwrite)
 
 
+def _write_int8(
+    language_model: bundles.LanguageModel, out: Path, overwrite: bool
+) -> None:
+    """A bundle whose matrices are int8."""
+    model, tokenizer = language_model.model, language_model.tokenizer
+    if model.quantization is not None:
+        raise ValueError(f"bundle must not be quantized, got {model.quantization}")
+    model.quantize("int8")
+    bundles.save(out, model, tokenizer, language_model.metrics, overwrite=overwrite)
+
+
 # By format: the name inside the bundle's folder unless told, and what writes it.
 EXPORTS: dict[str, tuple[str, Callable[[bundles.LanguageModel, Path, bool], None]]] = {
     "saved_model": ("saved_model", _write_saved_model),
     "onnx": ("onnx", functools.partial(_write_format, formats.export_onnx)),
     "litert": ("litert", functools.partial(_write_format, formats.export_litert)),
     "openvino": ("openvino", functools.partial(_write_format, formats.export_openvino)),
+    "int8": ("int8", _write_int8),
     "weights": ("model.weights.h5", _write_weights),
 }

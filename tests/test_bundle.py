@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 
@@ -49,6 +50,27 @@ def test_the_optimizer_stays_out(tmp_path, tokenizer):
     assert trained.stat().st_size < 1.1 * size
     assert tg.fingerprint(tg.load(tmp_path / "trained").model) == tg.fingerprint(model)
     assert model.optimizer is not None
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("kind", ["gpt", "lstm"])
+def test_int8_weights_round_trip(tmp_path, tokenizer, kind):
+    model = build(tokenizer, kind)
+    ids = keras.ops.convert_to_tensor(tokenizer.encode(TEXT[:9])[None])
+    exact = keras.ops.convert_to_numpy(model(ids))
+    assert model.quantization is None
+    model.quantize("int8")
+    expected = keras.ops.convert_to_numpy(model(ids))
+    assert 0 < np.abs(expected - exact).max() < 0.1
+    tg.save(tmp_path / "run", model, tokenizer)
+    lm = tg.load(tmp_path / "run")
+    assert lm.model.quantization == "int8"
+    np.testing.assert_allclose(
+        keras.ops.convert_to_numpy(lm.model(ids)), expected, atol=1e-6
+    )
+    assert lm.generate("to", 15) == tg.LanguageModel(model, tokenizer).generate(
+        "to", 15
+    )
 
 
 @pytest.mark.backend

@@ -73,7 +73,7 @@ def test_commands_behind_the_tables_parse():
     for path in (ROOT / "examples" / "results").glob("*.json"):
         results = json.loads(path.read_text("utf-8"))
         if results["kind"] != "runs":
-            program, script = shlex.split(results["command"])
+            program, script, *_ = shlex.split(results["command"])
             assert program == "python" and (ROOT / script).is_file()
             continue
         for row in results["rows"]:
@@ -154,7 +154,7 @@ def test_runs_are_recorded_and_rendered(tmp_path):
     speed = {
         "kind": "generation_speed",
         "command": "python x.py",
-        "setting": "medians of 5",
+        "setting": "tokens per second, medians of 5",
         "rows": [{"name": "ours", "tokens_per_second": {"1": 12000, "64": 40000}}],
         "versions": {"keras": "3.15.1"},
     }

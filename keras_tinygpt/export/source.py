@@ -29,6 +29,10 @@ def check_exportable(model: keras.Model, tokenizer: Any) -> None:
             "tokenizer must be a CharTokenizer or a ByteTokenizer, "
             f"got {type(tokenizer).__name__}"
         )
+    if model.quantization is not None:
+        raise ValueError(
+            f"model must not be quantized to be exported, got {model.quantization}"
+        )
     bundle.check_pair(model, tokenizer)
 
 

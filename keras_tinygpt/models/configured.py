@@ -1,6 +1,7 @@
 """What the models share: a functional Keras model that is saved as its config."""
 
 import dataclasses
+import warnings
 from typing import Any, ClassVar
 
 import keras
@@ -20,9 +21,23 @@ class ConfiguredModel(keras.Model):
         self.seed = seed
         self.dtype_policy = policy
 
+    @property
+    def quantization(self) -> str | None:
+        """The mode of an earlier `quantize(mode)`, such as "int8"."""
+        layers = self._flatten_layers(include_self=False)
+        modes = (getattr(layer, "quantization_mode", None) for layer in layers)
+        return next(filter(None, modes), None)
+
+    def quantize(self, mode, **options):
+        """Quantizes the matrices, see `keras.Model.quantize`; norms stay."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*does not have a `quantize` method")
+            super().quantize(mode, **options)
+
     def get_config(self):
         """What a .keras file stores of the graph."""
         return {
+            "quantization": self.quantization,
             "config": dataclasses.asdict(self.config),
             "seed": self.seed,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
@@ -35,7 +50,11 @@ class ConfiguredModel(keras.Model):
         config = dict(config)
         config["config"] = cls.config_class(**config["config"])
         config["dtype"] = keras.saving.deserialize_keras_object(config["dtype"])
-        return cls(**config)
+        quantization = config.pop("quantization", None)
+        model = cls(**config)
+        if quantization is not None:
+            model.quantize(quantization)
+        return model
 
 
 def resolve_policy(dtype: Any) -> Any:

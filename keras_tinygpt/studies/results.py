@@ -99,7 +99,16 @@ def context_table(results: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *_benchmark_footer(results)])
 
 
+def plain_table(results: dict[str, Any]) -> str:
+    """A Markdown table of the given columns and rows."""
+    lines = [f"| {' | '.join(results['columns'])} |", "|---" * len(results["columns"])]
+    lines[1] += "|"
+    lines += [f"| {' | '.join(map(str, row))} |" for row in results["rows"]]
+    return "\n".join([*lines, "", *_benchmark_footer(results)])
+
+
 TABLES = {
+    "table": plain_table,
     "runs": run_table,
     "generation_speed": speed_table,
     "generation_context": context_table,
@@ -107,7 +116,7 @@ TABLES = {
 
 
 def _benchmark_footer(results: dict[str, Any]) -> list[str]:
-    setting = f"Tokens per second, {results['setting']}. "
+    setting = results["setting"][0].upper() + results["setting"][1:] + ". "
     return [f"`{results['command']}`", "", setting + _machine(results["versions"])]
 
 
