@@ -290,16 +290,23 @@ def test_generate_gives_the_tokens_of_the_package(models, answers, name):
 @pytest.mark.parametrize("name", PROMPTS)
 def test_generate_text_equals_the_package(models, answers, name):
     lm, asked = models[name], PROMPTS[name]
+
+    def expected(**settings):
+        """Lone surrogates, which the byte model may make, are not UTF-8."""
+        return [
+            text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+            for text in lm.generate(asked, NEW, **settings)
+        ]
+
     texts = answers[f"{name} text"]
-    assert texts == lm.generate(asked, NEW, seed=5, **SAMPLING)
+    assert texts == expected(seed=5, **SAMPLING)
     assert texts == answers[f"{name} text again"]
     other = answers[f"{name} other seed"]
     assert all(a != b for a, b in zip(texts, other, strict=True))
-    assert other == lm.generate(asked, NEW, seed=8, **SAMPLING)
-    unsigned = lm.generate(asked, NEW, seed=2**64 - 1, **SAMPLING)
+    assert other == expected(seed=8, **SAMPLING)
+    unsigned = expected(seed=2**64 - 1, **SAMPLING)
     assert answers[f"{name} negative seed"] == unsigned
-    greedy = lm.generate(asked, NEW, temperature=0.0)
-    assert answers[f"{name} greedy"] == greedy
+    assert answers[f"{name} greedy"] == expected(temperature=0.0)
     assert answers[f"{name} nothing"] == asked
 
 
