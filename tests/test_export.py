@@ -25,6 +25,7 @@ PROMPTS = {
     "bytes": ["a", "né—", "the last prompt is long"],
     "lstm": ["a", "né", CHARACTERS * 9],  # more than a segment
 }
+MANY = [CHARACTERS[: 1 + index] for index in range(17)]  # rows in several groups
 SIZES, STEP = (1, 2, 12), [8, 9, 10]  # of the rows of prefill; tokens of decode
 SAMPLING = {"temperature": 0.9, "top_k": 9, "top_p": 0.95}
 ALONE = """
@@ -162,6 +163,8 @@ def requests(models):
         *("rotary", "generate_text"),
         text_inputs("rotary", stop=stop_string(rotary)),
     )
+    many = text_inputs("lstm", prompts=MANY, max_new_tokens=20, stop="n")
+    asked["lstm many"] = ("lstm", "generate_text", many)
     for key, changes in BAD_TEXT.items():
         asked[key] = ("rotary", "generate_text", text_inputs("rotary", **changes))
     for key, (endpoint, inputs) in BAD_TOKENS.items():
@@ -316,6 +319,14 @@ def test_a_stop_string_ends_the_text(models, answers):
     expected = lm.generate(PROMPTS["rotary"], NEW, seed=5, stop=stop, **SAMPLING)
     assert len(expected[0]) < 1 + NEW
     assert answers["rotary stop"] == expected
+
+
+def test_rows_in_groups(models, answers):
+    """One more than fills the groups; some of them stop early."""
+    expected = models["lstm"].generate(MANY, 20, seed=5, stop="n", **SAMPLING)
+    added = [len(new) - len(old) for new, old in zip(expected, MANY, strict=True)]
+    assert min(added) < 20 == max(added)
+    assert answers["lstm many"] == expected
 
 
 def test_metadata(models, answers):
