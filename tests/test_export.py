@@ -25,6 +25,7 @@ PROMPTS = {
     "bytes": ["a", "né—", "the last prompt is long"],
     "lstm": ["a", "né", CHARACTERS * 9],  # more than a segment
 }
+MANY = [CHARACTERS[: 1 + index] for index in range(17)]  # rows in several groups
 SIZES, STEP = (1, 2, 12), [8, 9, 10]  # of the rows of prefill; tokens of decode
 SAMPLING = {"temperature": 0.9, "top_k": 9, "top_p": 0.95}
 ALONE = """
@@ -162,6 +163,8 @@ def requests(models):
         *("rotary", "generate_text"),
         text_inputs("rotary", stop=stop_string(rotary)),
     )
+    many = text_inputs("lstm", prompts=MANY, max_new_tokens=20, stop="n")
+    asked["lstm many"] = ("lstm", "generate_text", many)
     for key, changes in BAD_TEXT.items():
         asked[key] = ("rotary", "generate_text", text_inputs("rotary", **changes))
     for key, (endpoint, inputs) in BAD_TOKENS.items():
@@ -291,20 +294,22 @@ def test_generate_gives_the_tokens_of_the_package(models, answers, name):
 def test_generate_text_equals_the_package(models, answers, name):
     lm, asked = models[name], PROMPTS[name]
 
-    def package(**settings):
-        """Its texts; bytes that are lone surrogates to Python are not UTF-8."""
-        texts = lm.generate(asked, NEW, **{**SAMPLING, **settings})
-        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-        return [text.decode("utf-8", "replace") for text in encoded]
+    def expected(**settings):
+        """Lone surrogates, which the byte model may make, are not UTF-8."""
+        return [
+            text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+            for text in lm.generate(asked, NEW, **settings)
+        ]
 
     texts = answers[f"{name} text"]
-    assert texts == package(seed=5)
+    assert texts == expected(seed=5, **SAMPLING)
     assert texts == answers[f"{name} text again"]
     other = answers[f"{name} other seed"]
     assert all(a != b for a, b in zip(texts, other, strict=True))
-    assert other == package(seed=8)
-    assert answers[f"{name} negative seed"] == package(seed=2**64 - 1)
-    assert answers[f"{name} greedy"] == package(temperature=0.0, top_k=None)
+    assert other == expected(seed=8, **SAMPLING)
+    unsigned = expected(seed=2**64 - 1, **SAMPLING)
+    assert answers[f"{name} negative seed"] == unsigned
+    assert answers[f"{name} greedy"] == expected(temperature=0.0)
     assert answers[f"{name} nothing"] == asked
 
 
@@ -314,6 +319,14 @@ def test_a_stop_string_ends_the_text(models, answers):
     expected = lm.generate(PROMPTS["rotary"], NEW, seed=5, stop=stop, **SAMPLING)
     assert len(expected[0]) < 1 + NEW
     assert answers["rotary stop"] == expected
+
+
+def test_rows_in_groups(models, answers):
+    """One more than fills the groups; some of them stop early."""
+    expected = models["lstm"].generate(MANY, 20, seed=5, stop="n", **SAMPLING)
+    added = [len(new) - len(old) for new, old in zip(expected, MANY, strict=True)]
+    assert min(added) < 20 == max(added)
+    assert answers["lstm many"] == expected
 
 
 def test_metadata(models, answers):

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from keras_tinygpt.generation.engine import LOOP, Engine
 
+GROUPS, ROWS_PER_GROUP = 4, 4  # how many at once, and the fewest rows worth one
+
 
 def check(condition, rule: str, *values):
     """An op that fails with `rule` and int32 or string `values` unless all is true."""
@@ -58,6 +60,8 @@ class GraphEngine:
     def extend(self, tokens, row_offsets, uniforms, settings, stop):
         """Chooses the tokens that follow each row, with `context="crop"`.
 
+        Rows are independent: many of them are cut into groups that run side by side.
+
         Args:
             tokens: int32 (B, T), padded on the left.
             row_offsets: int32 (B,), the padding of each row.
@@ -66,8 +70,27 @@ class GraphEngine:
             stop: int32 (n,); may be empty.
 
         Returns:
-            int32 (B, N); fewer columns if every row has made `stop` before.
+            int32 (B, N); what comes after `stop` has no meaning.
         """
+        rows, size = tf.shape(tokens)[0], -(-tf.shape(tokens)[0] // GROUPS)
+
+        def extend_group(start):
+            places = tf.minimum(tf.range(start, start + size), rows - 1)
+            parts = (tf.gather(x, places) for x in (tokens, row_offsets, uniforms))
+            return self._extend(*parts, settings, stop)
+
+        def extend_groups():
+            groups = [extend_group(index * size) for index in range(GROUPS)]
+            return tf.concat(groups, axis=0)[:rows]  # the last one may be filled up
+
+        return tf.cond(
+            rows >= GROUPS * ROWS_PER_GROUP,
+            extend_groups,
+            lambda: self._extend(tokens, row_offsets, uniforms, settings, stop),
+        )
+
+    def _extend(self, tokens, row_offsets, uniforms, settings, stop):
+        """`extend` for one group."""
         seen = self._seen(tokens, row_offsets)
         tokens, row_offsets = self._fit(tokens, row_offsets)
         count, length = tf.shape(uniforms)[1], tf.shape(tokens)[1]
@@ -104,7 +127,7 @@ class GraphEngine:
             lambda chosen, *rest: unfinished(chosen, cached), run, chosen, seen, state
         )
         if self.window is None:
-            return chosen[:, :count]
+            return _fill(chosen, count)
 
         def run_whole_windows(chosen, window, seen, row_offsets):
             columns, size = open_loop(chosen, count)
@@ -123,7 +146,7 @@ class GraphEngine:
             seen,
             tf.maximum(row_offsets - 1, 0),
         )
-        return chosen[:, :count]
+        return _fill(chosen, count)
 
     def _start(self, tokens, row_offsets, seen, uniforms, size, settings):
         """Reads the rows and chooses `size` tokens: (B, size), seen and state."""
@@ -184,6 +207,12 @@ def before_stop(chosen, stop):
     found = tf.reduce_all(pieces == stop, axis=-1) & (size > 0)  # (B, starts)
     first = tf.reduce_min(tf.where(found, starts, count), axis=1)
     return tf.minimum(first, count)  # a minimum over no starts at all is a huge number
+
+
+def _fill(chosen, count):
+    """Columns cut or filled up to `count`."""
+    missing = tf.maximum(count - tf.shape(chosen)[1], 0)
+    return tf.pad(chosen, [[0, 0], [0, missing]])[:, :count]
 
 
 def _grow(condition, body, chosen, *rest):

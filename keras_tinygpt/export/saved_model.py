@@ -32,7 +32,7 @@ def export_saved_model(
     below as functions, with these arguments in this order, and as `signatures` with
     named inputs and outputs; `keras.layers.TFSMLayer` takes their names. Inference is
     float32 whatever the dtype policy of `model`, and dropout is off. Token ids are
-    int32; other integer types are refused.
+    int32: int64 tensors are refused; the functions cast arrays and lists.
 
     `serve(tokens (B, T)) -> logits (B, T, V)`, also the serving default. T is at most
         the window of a GPT.
@@ -49,12 +49,12 @@ def export_saved_model(
     `generate_text(prompts (B,), max_new_tokens, seed, temperature, top_k, top_p,
         stop) -> texts (B,)`: UTF-8 strings; the text that `LanguageModel.generate`
         returns. Row r draws with seed + r; a negative int64 seed stands for
-        seed + 2**64. An empty stop is none.
+        seed + 2**64. An empty stop is none. Lone surrogates, which UTF-8 lacks, are
+        refused in prompts and read U+FFFD where a byte model makes one.
     `metadata() -> string`: JSON with config, tokenizer, metrics and versions.
 
     A top_k of 0 and top_p of 1.0 keep every token. XLA compiles the loops at the first
-    call for each number of rows. Give scalars as tensors: TensorFlow traces its
-    functions anew for every new Python number. Bad input ends with
+    call for each number of rows. Bad input ends with a
     `tf.errors.InvalidArgumentError` that names the rule.
 
     Args:
