@@ -1,0 +1,128 @@
+"""The blocks of a model, and one block run with parts taken out or changed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tinygpt.checks import check_ids
+from keras_tinygpt.layers import CausalMultiHeadAttention, TransformerBlock
+from keras_tinygpt.layers.attention import causal_mask
+from keras_tinygpt.training import model_window
+
+
+def find_blocks(model: keras.Model) -> list[keras.Layer]:
+    """Returns the `TransformerBlock` and bare attention layers, first to last.
+
+    Raises:
+        ValueError: if the model is not functional or has none, if a layer is used more
+            than once, or if the layers differ in their number of heads.
+    """
+    blocks = [
+        layer
+        for layer in getattr(model, "layers", [])
+        if isinstance(layer, (TransformerBlock, CausalMultiHeadAttention))
+    ]
+    if not blocks or not getattr(model, "inputs", None):
+        raise ValueError(
+            "attention can be read in a functional model that holds TransformerBlock "
+            f"or CausalMultiHeadAttention layers, got {type(model).__name__} without"
+        )
+    for block in blocks:
+        try:
+            block.input, block.output  # noqa: B018
+        except AttributeError:
+            raise ValueError(
+                f"each block must be used once, got {block.name} used more often"
+            ) from None
+    if len({block.num_heads for block in blocks}) > 1:
+        raise ValueError(
+            "blocks must have equally many heads, got "
+            f"{[block.num_heads for block in blocks]}"
+        )
+    return blocks
+
+
+def block_input(block: keras.Layer):
+    """The symbolic tensor (B, T, D) that a block reads in its model."""
+    tensors = block.input
+    return tensors[0] if isinstance(tensors, (list, tuple)) else tensors
+
+
+def block_output(block: keras.Layer):
+    """The symbolic tensor (B, T, D) that a block gives in its model."""
+    tensors = block.output
+    return tensors[0] if isinstance(tensors, (list, tuple)) else tensors
+
+
+def attention_of(block: keras.Layer) -> CausalMultiHeadAttention:
+    """The attention layer of a block; a bare one is its own."""
+    return block._attention if isinstance(block, TransformerBlock) else block
+
+
+def readable_keys(block: keras.Layer, length: int) -> np.ndarray:
+    """Bool array (T, T): whether query i may read key j."""
+    attention = attention_of(block)
+    if not attention.causal:
+        return np.ones((length, length), "bool")
+    places = np.arange(length, dtype="int32")
+    mask = causal_mask(places, places, attention.attention_window)
+    return ops.convert_to_numpy(mask)
+
+
+def text_ids(model: keras.Model, ids: Any, least: int = 1) -> np.ndarray:
+    """Checked int32 ids (T,) of one text that fits the model's window."""
+    ids = check_ids(ids, model.output_shape[-1], least=least)
+    if hasattr(model, "config"):
+        model_window(model, len(ids))
+    return ids.astype("int32")
+
+
+def run_block(
+    block: keras.Layer,
+    inputs,
+    *,
+    mask=None,
+    residuals: bool = True,
+    feed_forward: bool = True,
+    edit: Callable | None = None,
+):
+    """Runs a block without dropout; with the defaults it computes what the block does.
+
+    Args:
+        block: a `TransformerBlock`, or an attention layer, which has no residuals.
+        inputs: float tensor (B, T, D).
+        mask: optional bool tensor (B, T), the Keras padding mask.
+        residuals: False drops both additions: each sublayer's output replaces its
+            input.
+        feed_forward: False leaves the stream as it is after attention.
+        edit: function (attention layer, its inputs, weights (B, N, T, S)) -> tensor
+            (B, T, D) added to the output of attention.
+
+    Returns:
+        Outputs (B, T, D) and weights (B, N, T, T).
+    """
+    is_block = isinstance(block, TransformerBlock)
+    pre_norm = is_block and block.norm_position == "pre"
+    attention = attention_of(block)
+    hidden = block._attention_norm(inputs) if pre_norm else inputs
+    update, weights = attention(
+        hidden, mask=mask, return_attention_scores=True, training=False
+    )
+    if edit is not None:
+        update = update + edit(attention, hidden, weights)
+    if not is_block:
+        return update, weights
+    hidden = inputs + update if residuals else update
+    if not pre_norm:
+        hidden = block._attention_norm(hidden)
+    if not feed_forward:
+        return hidden, weights
+    update = block._feed_forward_norm(hidden) if pre_norm else hidden
+    update = block._feed_forward(update)
+    hidden = hidden + update if residuals else update
+    if not pre_norm:
+        hidden = block._feed_forward_norm(hidden)
+    return hidden, weights
