@@ -21,6 +21,7 @@ from keras_tinygpt.inspection.maps import attention_maps
 from keras_tinygpt.inspection.parts import (
     block_input,
     block_output,
+    evaluator,
     find_blocks,
     readable_keys,
     run_block,
@@ -63,7 +64,7 @@ class _EditedBlock(keras.layers.Layer):
         def edit(attention, hidden, weights):
             return _change(attention, hidden, weights, heads, keys, self.replacement)
 
-        return run_block(self.block, inputs, edit=edit)[0]
+        return run_block(self.block, inputs, edit=edit)
 
     def compute_output_spec(self, inputs, heads, keys):
         return keras.KerasTensor(inputs.shape, dtype=self.block.compute_dtype)
@@ -126,7 +127,7 @@ def causes(
     ids = text_ids(model, ids, least=3)
     blocks = find_blocks(model)
     maps = attention_maps(model, ids)
-    before = keras.Model(model.inputs, [block_input(block) for block in blocks])
+    before = evaluator(model.inputs, [block_input(block) for block in blocks])
     hidden = before.predict_on_batch(ids[None])
     hidden = hidden if isinstance(hidden, (list, tuple)) else [hidden]
     effects = np.zeros(maps.weights.shape)
@@ -156,7 +157,8 @@ def _edited_model(model, block, replacement: str) -> keras.Model:
         keras.Input((block.num_heads,)),
         keras.Input((None,)),
     ]
-    return keras.Model(inputs, above(_EditedBlock(block, replacement)(*inputs)))
+    outputs = above(_EditedBlock(block, replacement)(*inputs))
+    return evaluator(inputs, outputs, calls="many")
 
 
 def _edited_logits(edited, hidden, head, keys, num_heads, batch_size) -> np.ndarray:

@@ -96,7 +96,7 @@ def head_metrics(
     starts = even_starts(len(ids), length)
     if max_windows is not None:
         starts = starts[: check_int("max_windows", max_windows)]
-    inspected = inspection_model(model)
+    inspected = inspection_model(model, calls="many")
     sums = MapSums([readable_keys(block, length) for block in find_blocks(model)])
     for first in range(0, len(starts), batch_size):
         batch = starts[first : first + batch_size]

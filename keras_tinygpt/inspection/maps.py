@@ -11,8 +11,10 @@ import keras
 import numpy as np
 
 from keras_tinygpt.inspection.parts import (
+    attend_in,
     block_input,
     block_output,
+    evaluator,
     find_blocks,
     readable_keys,
     text_ids,
@@ -33,9 +35,7 @@ class _Weights(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs, mask=None):
-        return self.block(
-            inputs, mask=mask, return_attention_scores=True, training=False
-        )[1]
+        return attend_in(self.block, inputs, mask)[2]
 
     def compute_output_spec(self, inputs, mask=None):
         batch, length = inputs.shape[:2]
@@ -46,12 +46,12 @@ class _Weights(keras.layers.Layer):
         return None
 
 
-def inspection_model(model: keras.Model) -> keras.Model:
+def inspection_model(model: keras.Model, calls: str = "few") -> keras.Model:
     """Returns a model over the same layers that also gives what lies inside.
 
     Its outputs are a dict: `logits` (B, T, V); `weights`, a list of (B, N, T, T), one
     a block; `hidden`, a list of (B, T, D): the input of the first block, then the
-    output of each.
+    output of each. `calls` is as in `evaluator`.
     """
     blocks = find_blocks(model)
     outputs = {
@@ -62,7 +62,7 @@ def inspection_model(model: keras.Model) -> keras.Model:
             *[block_output(block) for block in blocks],
         ],
     }
-    return keras.Model(model.inputs, outputs, name="inspection")
+    return evaluator(model.inputs, outputs, calls)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

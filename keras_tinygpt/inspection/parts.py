@@ -80,11 +80,42 @@ def text_ids(model: keras.Model, ids: Any, least: int = 1) -> np.ndarray:
     return ids.astype("int32")
 
 
+def evaluator(inputs, outputs, calls: str = "few") -> keras.Model:
+    """Returns a functional model to be used through `predict_on_batch`.
+
+    Args:
+        inputs: symbolic tensors.
+        outputs: symbolic tensors.
+        calls: "few" runs it eagerly on TensorFlow, where tracing takes longer than a
+            call; "many" compiles it on every backend that does.
+    """
+    if isinstance(inputs, list) and len(inputs) == 1:
+        inputs = inputs[0]  # Keras warns when a list is declared and a tensor passed
+    model = keras.Model(inputs, outputs)
+    model.run_eagerly = calls == "few" and keras.backend.backend() == "tensorflow"
+    return model
+
+
+def attend_in(block: keras.Layer, inputs, mask=None):
+    """Runs a block as far as its attention, without dropout.
+
+    Returns:
+        What attention reads (B, T, D), its output (B, T, D) and its weights
+        (B, N, T, T).
+    """
+    hidden = inputs
+    if isinstance(block, TransformerBlock) and block.norm_position == "pre":
+        hidden = block._attention_norm(inputs)
+    update, weights = attention_of(block)(
+        hidden, mask=mask, return_attention_scores=True, training=False
+    )
+    return hidden, update, weights
+
+
 def run_block(
     block: keras.Layer,
     inputs,
     *,
-    mask=None,
     residuals: bool = True,
     feed_forward: bool = True,
     edit: Callable | None = None,
@@ -94,7 +125,6 @@ def run_block(
     Args:
         block: a `TransformerBlock`, or an attention layer, which has no residuals.
         inputs: float tensor (B, T, D).
-        mask: optional bool tensor (B, T), the Keras padding mask.
         residuals: False drops both additions: each sublayer's output replaces its
             input.
         feed_forward: False leaves the stream as it is after attention.
@@ -102,27 +132,20 @@ def run_block(
             (B, T, D) added to the output of attention.
 
     Returns:
-        Outputs (B, T, D) and weights (B, N, T, T).
+        Tensor (B, T, D).
     """
-    is_block = isinstance(block, TransformerBlock)
-    pre_norm = is_block and block.norm_position == "pre"
-    attention = attention_of(block)
-    hidden = block._attention_norm(inputs) if pre_norm else inputs
-    update, weights = attention(
-        hidden, mask=mask, return_attention_scores=True, training=False
-    )
+    hidden, update, weights = attend_in(block, inputs)
     if edit is not None:
-        update = update + edit(attention, hidden, weights)
-    if not is_block:
-        return update, weights
+        update = update + edit(attention_of(block), hidden, weights)
+    if not isinstance(block, TransformerBlock):
+        return update
+    pre_norm = block.norm_position == "pre"
     hidden = inputs + update if residuals else update
     if not pre_norm:
         hidden = block._attention_norm(hidden)
     if not feed_forward:
-        return hidden, weights
+        return hidden
     update = block._feed_forward_norm(hidden) if pre_norm else hidden
     update = block._feed_forward(update)
     hidden = hidden + update if residuals else update
-    if not pre_norm:
-        hidden = block._feed_forward_norm(hidden)
-    return hidden, weights
+    return hidden if pre_norm else block._feed_forward_norm(hidden)

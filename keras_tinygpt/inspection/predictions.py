@@ -52,7 +52,8 @@ def next_tokens(
     vocab_size = model.output_shape[-1]
     ids = check_ids(ids, vocab_size, least=1)
     window = ids[-model_window(model) :].astype("int32")
-    logits = model.predict_on_batch(window[None])[:, -1]  # (1, V)
+    logits = model(ops.convert_to_tensor(window[None]), training=False)
+    logits = ops.convert_to_numpy(logits)[:, -1]  # (1, V)
     if callable(sampling.allowed_tokens):
         raise ValueError("allowed_tokens must be a list of ids here, got a function")
     seen = np.isin(np.arange(vocab_size), ids)[None]

@@ -9,12 +9,14 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_tinygpt.checks import check_float, check_ids, check_int
 from keras_tinygpt.inspection.maps import inspection_model
 from keras_tinygpt.inspection.parts import (
     block_input,
     block_output,
+    evaluator,
     find_blocks,
     run_block,
 )
@@ -115,7 +117,8 @@ def without_positions(model: GPT) -> GPT:
     copy = GPT(config, seed=model.seed, dtype=model.dtype_policy)
     weights = {weight.path: weight for weight in model.weights}
     for weight in copy.weights:
-        weight.assign(weights[weight.path])
+        # Through NumPy: JAX would share the array, and free it with either model.
+        weight.assign(ops.convert_to_numpy(weights[weight.path]))
     return copy
 
 
@@ -153,7 +156,7 @@ def token_similarity(
                 f"{lower.name}"
             )
     texts = _windows(model, ids, sequence_length, windows, least=1)
-    first = keras.Model(model.inputs, block_input(blocks[0])).predict_on_batch(texts)
+    first = evaluator(model.inputs, block_input(blocks[0])).predict_on_batch(texts)
     similarities = {}
     for name, parts in VARIANTS.items():
         stack = _stack(blocks, first.shape[-1], parts)
@@ -173,7 +176,7 @@ class _Partial(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs):
-        return run_block(self.block, inputs, **self.parts)[0]
+        return run_block(self.block, inputs, **self.parts)
 
     def compute_output_spec(self, inputs):
         return keras.KerasTensor(inputs.shape, dtype=self.block.compute_dtype)
@@ -186,7 +189,7 @@ def _stack(blocks, hidden_dim: int, parts: dict[str, bool]) -> keras.Model:
     for block in blocks:
         x = _Partial(block, parts)(x)
         outputs.append(x)
-    return keras.Model(inputs, outputs)
+    return evaluator(inputs, outputs)
 
 
 def _similarity(hidden: np.ndarray) -> float:
