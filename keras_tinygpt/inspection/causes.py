@@ -58,16 +58,20 @@ class _EditedBlock(keras.layers.Layer):
         super().__init__(dtype=block.dtype_policy, name=f"edited_{block.name}")
         self.block = block
         self.replacement = replacement
+        self.supports_masking = True
         self.built = True
 
-    def call(self, inputs, heads, keys):
+    def call(self, inputs, heads, keys, mask=None):
         def edit(attention, hidden, weights):
             return _change(attention, hidden, weights, heads, keys, self.replacement)
 
-        return run_block(self.block, inputs, edit=edit)
+        return run_block(self.block, inputs, mask=mask, edit=edit)
 
-    def compute_output_spec(self, inputs, heads, keys):
+    def compute_output_spec(self, inputs, heads, keys, mask=None):
         return keras.KerasTensor(inputs.shape, dtype=self.block.compute_dtype)
+
+    def compute_mask(self, inputs, mask=None):
+        return None  # the layers above make it from the tokens
 
 
 def _change(attention, hidden, weights, heads, keys, replacement: str):
@@ -104,7 +108,7 @@ def causes(
 ) -> Causes:
     """Replaces each value vector of each head in turn and measures the logits.
 
-    The cost is L x N x T passes through what lies above the block.
+    The cost is L x N x T passes through the model.
 
     Args:
         model: functional model of our blocks.
@@ -127,19 +131,18 @@ def causes(
     ids = text_ids(model, ids, least=3)
     blocks = find_blocks(model)
     maps = attention_maps(model, ids)
-    before = evaluator(model.inputs, [block_input(block) for block in blocks])
-    hidden = before.predict_on_batch(ids[None])
-    hidden = hidden if isinstance(hidden, (list, tuple)) else [hidden]
     effects = np.zeros(maps.weights.shape)
     for index, block in enumerate(blocks):
         edited = _edited_model(model, block, replacement)
+        # The same graph without an edit, so that what is not touched differs by 0.
+        plain = _edited_logits(edited, ids, 0, [None], block.num_heads, batch_size)[0]
         for head in range(block.num_heads):
             for first in range(0, len(ids), batch_size):
-                keys = np.arange(first, min(first + batch_size, len(ids)))
+                keys = list(range(first, min(first + batch_size, len(ids))))
                 logits = _edited_logits(
-                    edited, hidden[index], head, keys, block.num_heads, batch_size
+                    edited, ids, head, keys, block.num_heads, batch_size
                 )
-                effects[index, head, :, keys] = _effect(logits, maps.logits, measure)
+                effects[index, head, :, keys] = _effect(logits, plain, measure)
     readable = [readable_keys(block, len(ids)) for block in blocks]
     rows = _row_correlations(maps.weights, effects, np.stack(readable))  # (L, N, T)
     defined = np.isfinite(rows)
@@ -149,30 +152,26 @@ def causes(
 
 
 def _edited_model(model, block, replacement: str) -> keras.Model:
-    """(block inputs (B, T, D), one-hot heads and keys) -> logits (B, T, V)."""
-    above = keras.Model(block_output(block), model.output)
-    source = block_input(block)
-    inputs = [
-        keras.Input(source.shape[1:], dtype=source.dtype),
-        keras.Input((block.num_heads,)),
-        keras.Input((None,)),
-    ]
-    outputs = above(_EditedBlock(block, replacement)(*inputs))
-    return evaluator(inputs, outputs, calls="many")
+    """(tokens (B, T), one-hot heads (B, N) and keys (B, T)) -> logits (B, T, V).
+
+    What lies above the block may need the tokens for their padding mask.
+    """
+    heads, keys = keras.Input((block.num_heads,)), keras.Input((None,))
+    above = keras.Model([model.inputs[0], block_output(block)], model.output)
+    hidden = _EditedBlock(block, replacement)(block_input(block), heads, keys)
+    outputs = above([model.inputs[0], hidden])
+    return evaluator([model.inputs[0], heads, keys], outputs, calls="many")
 
 
-def _edited_logits(edited, hidden, head, keys, num_heads, batch_size) -> np.ndarray:
-    """Logits (keys, T, V) with one key after the other replaced."""
-    rows = np.resize(keys, batch_size)  # whole batches compile once
-    length = hidden.shape[1]
-    logits = edited.predict_on_batch(
-        [
-            np.repeat(hidden, batch_size, axis=0),
-            np.eye(num_heads, dtype="float32")[np.full(batch_size, head)],
-            np.eye(length, dtype="float32")[rows],
-        ]
-    )
-    return np.asarray(logits)[: len(keys)]
+def _edited_logits(edited, ids, head, keys, num_heads, batch_size) -> np.ndarray:
+    """Logits (keys, T, V) with one key after the other replaced; None edits nothing."""
+    marks = np.zeros((batch_size, len(ids)), "float32")  # whole batches compile once
+    for row, key in enumerate(keys):
+        if key is not None:
+            marks[row, key] = 1.0
+    heads = np.eye(num_heads, dtype="float32")[np.full(batch_size, head)]
+    tokens = np.tile(ids, (batch_size, 1))
+    return np.asarray(edited.predict_on_batch([tokens, heads, marks]))[: len(keys)]
 
 
 def _effect(logits, plain, measure: str) -> np.ndarray:

@@ -55,13 +55,14 @@ def plot_attention(
     if blocks is None:
         blocks = sorted({0, len(weights) - 1})
     num_heads, length = weights.shape[1], weights.shape[2]
-    side = float(np.clip(0.105 * length, 2.2, 6.0))
+    side = float(np.clip(0.115 * length, 2.2, 6.0))
     figure = Figure(
         figsize=(side * num_heads + 1.2, (side + 0.35) * len(blocks) + 0.5),
+        dpi=130,
         layout="constrained",
     )
     grid = figure.subplots(len(blocks), num_heads, squeeze=False)
-    size = float(np.clip(72 * side / length * 0.72, 4.0, 9.0))
+    size = float(np.clip(72 * side / length * 0.85, 4.0, 10.0))  # points
     for row, block in enumerate(blocks):
         for head in range(num_heads):
             axes = grid[row, head]

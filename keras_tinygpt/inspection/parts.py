@@ -30,13 +30,11 @@ def find_blocks(model: keras.Model) -> list[keras.Layer]:
             "attention can be read in a functional model that holds TransformerBlock "
             f"or CausalMultiHeadAttention layers, got {type(model).__name__} without"
         )
+    nodes = getattr(model, "_nodes_by_depth", {}).values()
+    used = [node.operation for row in nodes for node in row]
     for block in blocks:
-        try:
-            block.input, block.output  # noqa: B018
-        except AttributeError:
-            raise ValueError(
-                f"each block must be used once, got {block.name} used more often"
-            ) from None
+        if sum(operation is block for operation in used) > 1:
+            raise ValueError(f"each block must be used once, got {block.name} twice")
     if len({block.num_heads for block in blocks}) > 1:
         raise ValueError(
             "blocks must have equally many heads, got "
@@ -116,6 +114,7 @@ def run_block(
     block: keras.Layer,
     inputs,
     *,
+    mask=None,
     residuals: bool = True,
     feed_forward: bool = True,
     edit: Callable | None = None,
@@ -125,6 +124,7 @@ def run_block(
     Args:
         block: a `TransformerBlock`, or an attention layer, which has no residuals.
         inputs: float tensor (B, T, D).
+        mask: optional bool tensor (B, T), the Keras padding mask.
         residuals: False drops both additions: each sublayer's output replaces its
             input.
         feed_forward: False leaves the stream as it is after attention.
@@ -134,7 +134,7 @@ def run_block(
     Returns:
         Tensor (B, T, D).
     """
-    hidden, update, weights = attend_in(block, inputs)
+    hidden, update, weights = attend_in(block, inputs, mask)
     if edit is not None:
         update = update + edit(attention_of(block), hidden, weights)
     if not isinstance(block, TransformerBlock):

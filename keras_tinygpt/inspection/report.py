@@ -29,7 +29,7 @@ from keras_tinygpt.inspection.probes import (
 from keras_tinygpt.models.gpt import GPT
 from keras_tinygpt.training import model_window
 
-MAP_TOKENS = 40  # more of them cannot be read along the sides of a map
+MAP_TOKENS = 32  # more of them cannot be read along the sides of a map
 MOST_TOKENS = 1024  # of the text whose surprise is drawn
 MOST_WINDOWS = 256  # of the held-out text that the heads are measured on
 OF_ATTENTION = "attention maps, head metrics, causes, position probe, token similarity"
