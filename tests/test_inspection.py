@@ -24,7 +24,7 @@ from keras_tinygpt import cli, inspection
 from keras_tinygpt.generation import SamplingConfig
 from keras_tinygpt.inspection import figures
 from keras_tinygpt.inspection.heads import MapSums
-from keras_tinygpt.inspection.maps import audit
+from keras_tinygpt.inspection.maps import audit, inspection_model
 from keras_tinygpt.inspection.parts import readable_keys, run_block
 from keras_tinygpt.layers import attention as attention_module
 
@@ -121,11 +121,9 @@ def test_metrics_of_a_corpus_equal_a_slow_reference(window):
     ids = token_ids(5 * T + 2, vocab_size=V)
     metrics = inspection.head_metrics(model, ids, batch_size=2)
     assert metrics.windows == 5
-    maps = [
-        inspection.attention_maps(model, ids[T * w : T * w + T]).weights
-        for w in range(5)
-    ]
-    maps = np.stack(maps)  # (W, L, N, T, T)
+    windows = ids[: 5 * T].reshape(5, T)
+    weights = inspection_model(model).predict_on_batch(windows)["weights"]
+    maps = np.stack([to_numpy(block) for block in weights], 1)  # (W, L, N, T, T)
     np.testing.assert_allclose(metrics.mean_map, maps.mean(0), atol=1e-6)
     for block, head in np.ndindex(2, 3):
         readable = readable_keys(model.get_layer(f"block_{block}"), T)
