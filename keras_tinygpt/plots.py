@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, told apart with any colour vision.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+LINES = ("-", "--", ":", "-.")
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
@@ -121,11 +122,7 @@ def plot_bars(
         if len(runs) > 1:
             axes.plot(runs, [row] * len(runs), "o", color="black", markersize=3.5)
         axes.annotate(
-            f"{mean:.3f}",
-            (max(mean, *runs), row),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
+            f"{mean:.3f}", (0, row), (6, 0), textcoords="offset points", va="center"
         )
     for index, (name, value) in enumerate((baselines or {}).items()):
         axes.axvline(value, color="0.35", linestyle=(":", "-.")[index % 2], label=name)
@@ -155,8 +152,14 @@ def plot_loss_by_position(
     """
     figure = Figure(figsize=(7.2, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    for color, (name, values) in zip(COLORS, losses.items(), strict=False):
-        axes.plot(range(1, len(values) + 1), values, color=color, label=name)
+    for index, (name, values) in enumerate(losses.items()):
+        axes.plot(
+            range(1, len(values) + 1),
+            values,
+            color=COLORS[index % len(COLORS)],
+            linestyle=LINES[index % len(LINES)],
+            label=name,
+        )
     axes.set_xscale("log", base=2)
     longest = max(map(len, losses.values()))
     places = [2**power for power in range(longest.bit_length())]

@@ -14,13 +14,12 @@ from keras_tinygpt.inspection.causes import Causes
 from keras_tinygpt.inspection.heads import HeadMetrics
 from keras_tinygpt.inspection.predictions import surprise_color
 from keras_tinygpt.inspection.probes import PositionProbe
-from keras_tinygpt.plots import COLORS, save_figure
+from keras_tinygpt.plots import COLORS, LINES, save_figure
 
 VISIBLE = {" ": "\u2423", "\n": "\u21b5", "\t": "\u21e5", "\r": "\u240d"}
 MOST_LABELS = 64
 # White to dark blue: an ordered scale that survives grey print.
 SEQUENTIAL = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.0, 1.0, 64)))
-LINES = ("-", "--", ":", "-.")
 
 
 def visible(text: str) -> str:
