@@ -268,6 +268,19 @@ def test_causes():
         inspection.causes(model, ids[:2])
 
 
+def test_low_precision():
+    config = tg.GPTConfig(V, T, 1, 3, hidden_dim=12, positions="sinusoidal")
+    model = randomize(tg.build_gpt(config, dtype="mixed_bfloat16"))
+    ids = token_ids(2 * T + 1, vocab_size=V)
+    maps = inspection.attention_maps(model, ids[:T])
+    assert maps.weights.dtype == "float32"
+    assert maps.forbidden_weight == 0.0 and maps.row_sum_error < 1e-6
+    assert inspection.causes(model, ids[:T]).effects.max() > 0
+    assert inspection.position_probe(model, ids).r_squared.shape == (2,)
+    assert np.isfinite(inspection.token_similarity(model, ids)["as trained"]).all()
+    assert inspection.leak_test(model, length=T) is None
+
+
 def test_rank_correlation():
     # Ranks 0 1.5 1.5 3 against 0 1 2 3: covariance 4.5, variances 4.5 and 5.
     value = inspection.rank_correlation([1, 2, 2, 9], [0.1, 0.2, 0.3, 0.4])

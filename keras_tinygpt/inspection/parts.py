@@ -28,7 +28,7 @@ def find_blocks(model: keras.Model) -> list[keras.Layer]:
     if not blocks or not getattr(model, "inputs", None):
         raise ValueError(
             "attention can be read in a functional model that holds TransformerBlock "
-            f"or CausalMultiHeadAttention layers, got {type(model).__name__} without"
+            f"or CausalMultiHeadAttention layers, got {type(model).__name__}"
         )
     nodes = getattr(model, "_nodes_by_depth", {}).values()
     used = [node.operation for row in nodes for node in row]
