@@ -86,14 +86,15 @@ def _change(attention, hidden, weights, heads, keys, replacement: str):
         replacement: "zero" or "mean".
     """
     values = attention._project(hidden, 0)[2]  # (B, N_kv, T, H)
-    values = ops.cast(values, "float32")
+    values, heads, keys, kernel = (
+        ops.cast(x, "float32") for x in (values, heads, keys, attention._output.kernel)
+    )
     values = ops.repeat(values, attention.num_heads // values.shape[1], axis=1)
     lost = ops.einsum("bnth,bt->bnh", values, keys)
     if replacement == "mean":
         lost = lost - ops.mean(values, axis=2)
     weight = ops.einsum("bnts,bs->bnt", weights, keys)
     changes = -ops.einsum("bnt,bnh,bn->btnh", weight, lost, heads)
-    kernel = attention._output.kernel  # (N * H, D)
     changes = ops.reshape(changes, (-1, ops.shape(hidden)[1], kernel.shape[0]))
     return ops.cast(ops.matmul(changes, kernel), attention.compute_dtype)
 
@@ -108,9 +109,9 @@ def causes(
 ) -> Causes:
     """Replaces each value vector of each head in turn and measures the logits.
 
-    The cost is L x N x T passes through the model. In the last block a query's effect is
-    nearly its weight times the size of the value, so a high correlation there is no
-    discovery; further down other tokens pass the change on.
+    The cost is L x N x T passes through the model. In the last block the effect on a
+    query is nearly its weight times the size of the value, so a high correlation there
+    is no discovery; further down other tokens pass the change on.
 
     Args:
         model: functional model of our blocks.
