@@ -135,8 +135,10 @@ def causes(
     blocks = find_blocks(model)
     maps = attention_maps(model, ids)
     effects = np.zeros(maps.weights.shape)
+    passes = blocks[0].num_heads * len(ids) // batch_size
+    calls = "many" if passes > 8 else "few"  # per block, each a model of its own
     for index, block in enumerate(blocks):
-        edited = _edited_model(model, block, replacement)
+        edited = _edited_model(model, block, replacement, calls)
         # The same graph without an edit, so that what is not touched differs by 0.
         plain = _edited_logits(edited, ids, 0, [None], block.num_heads, batch_size)[0]
         for head in range(block.num_heads):
@@ -154,7 +156,7 @@ def causes(
     return Causes(maps.weights, effects, mean, rows[..., -1])
 
 
-def _edited_model(model, block, replacement: str) -> keras.Model:
+def _edited_model(model, block, replacement: str, calls: str) -> keras.Model:
     """(tokens (B, T), one-hot heads (B, N) and keys (B, T)) -> logits (B, T, V).
 
     What lies above the block may need the tokens for their padding mask.
@@ -163,7 +165,7 @@ def _edited_model(model, block, replacement: str) -> keras.Model:
     above = keras.Model([model.inputs[0], block_output(block)], model.output)
     hidden = _EditedBlock(block, replacement)(block_input(block), heads, keys)
     outputs = above([model.inputs[0], hidden])
-    return evaluator([model.inputs[0], heads, keys], outputs, calls="many")
+    return evaluator([model.inputs[0], heads, keys], outputs, calls)
 
 
 def _edited_logits(edited, ids, head, keys, num_heads, batch_size) -> np.ndarray:

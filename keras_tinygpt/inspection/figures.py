@@ -18,6 +18,7 @@ from keras_tinygpt.plots import COLORS, LINES, save_figure
 
 VISIBLE = {" ": "\u2423", "\n": "\u21b5", "\t": "\u21e5", "\r": "\u240d"}
 MOST_LABELS = 64
+MOST_COLUMNS = 6
 # White to dark blue: an ordered scale that survives grey print.
 SEQUENTIAL = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.0, 1.0, 64)))
 
@@ -42,7 +43,7 @@ def plot_attention(
     blocks: Sequence[int] | None = None,
     title: str = "Attention weights",
 ) -> None:
-    """Draws the maps of some blocks, a row a block, a column a head.
+    """Draws the maps of every head of some blocks, each block on rows of its own.
 
     Args:
         weights: array (L, N, T, T).
@@ -55,24 +56,30 @@ def plot_attention(
         blocks = sorted({0, len(weights) - 1})
     num_heads, length = weights.shape[1], weights.shape[2]
     side = float(np.clip(0.115 * length, 2.2, 6.0))
+    lines = -(-num_heads // MOST_COLUMNS)  # of maps, for each block
+    columns = -(-num_heads // lines)
+    rows = lines * len(blocks)
     figure = Figure(
-        figsize=(side * num_heads + 1.2, (side + 0.35) * len(blocks) + 0.5),
+        figsize=(side * columns + 1.2, (side + 0.35) * rows + 0.5),
         dpi=130,
         layout="constrained",
     )
-    grid = figure.subplots(len(blocks), num_heads, squeeze=False)
+    grid = figure.subplots(rows, columns, squeeze=False)
     size = float(np.clip(72 * side / length * 0.85, 4.0, 10.0))  # points
-    for row, block in enumerate(blocks):
-        for head in range(num_heads):
-            axes = grid[row, head]
-            image = axes.imshow(
-                weights[block, head], cmap=SEQUENTIAL, vmin=0, vmax=1, aspect="equal"
-            )
-            axes.set_title(f"block {block}, head {head}", fontsize=9)
-            _label_tokens(axes, labels, size)
+    for row, column in np.ndindex(rows, columns):
+        axes = grid[row, column]
+        block, head = blocks[row // lines], row % lines * columns + column
+        if head >= num_heads:
+            axes.axis("off")
+            continue
+        image = axes.imshow(
+            weights[block, head], cmap=SEQUENTIAL, vmin=0, vmax=1, aspect="equal"
+        )
+        axes.set_title(f"block {block}, head {head}", fontsize=9)
+        _label_tokens(axes, labels, size)
     grid[-1, 0].set_xlabel("key: token read", fontsize=9)
     grid[-1, 0].set_ylabel("query: token reading", fontsize=9)
-    figure.colorbar(image, ax=grid, shrink=0.7, pad=0.01).set_label("weight")
+    figure.colorbar(image, ax=grid, shrink=0.7, pad=0.01, aspect=30).set_label("weight")
     figure.suptitle(title, fontsize=11, parse_math=False)
     save_figure(figure, path)
 
@@ -170,7 +177,8 @@ def plot_causes(causes: Causes, path: str | Path) -> None:
     """Draws effect against weight for every head, a dot a key of a query."""
     blocks, heads, length = causes.weights.shape[:3]
     figure = Figure(
-        figsize=(2.1 * heads + 0.5, 1.95 * blocks + 0.7), layout="constrained"
+        figsize=(max(5.0, 2.1 * heads + 0.5), max(3.6, 1.95 * blocks + 0.7)),
+        layout="constrained",
     )
     grid = figure.subplots(blocks, heads, squeeze=False, sharex=True, sharey=True)
     readable = np.tril(np.ones((length, length), "bool"))
@@ -182,10 +190,9 @@ def plot_causes(causes: Causes, path: str | Path) -> None:
         axes.loglog(weights, effects, ".", color="0.72", markersize=2)
         axes.loglog(*last, ".", color=COLORS[0], markersize=4.5)
         axes.set_xlim(1e-4, 1.5)
-        axes.set_title(
-            f"block {block}, head {head}: {causes.correlation[block, head]:.2f}",
-            fontsize=9,
-        )
+        value = causes.correlation[block, head]
+        shown = f"{value:.2f}" if np.isfinite(value) else "undefined"
+        axes.set_title(f"block {block}, head {head}: {shown}", fontsize=9)
         axes.grid(alpha=0.2)
         axes.tick_params(labelsize=8)
     high = causes.effects.max()
