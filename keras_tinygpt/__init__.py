@@ -1,6 +1,6 @@
 """Small GPTs for Keras: layers, models, training, generation."""
 
-from keras_tinygpt import layers
+from keras_tinygpt import inspection, layers
 from keras_tinygpt.bundle import LanguageModel, load, save
 from keras_tinygpt.callbacks import SampleText
 from keras_tinygpt.evaluation import Scores, evaluate
@@ -54,6 +54,7 @@ __all__ = [
     "export_saved_model",
     "fingerprint",
     "generate",
+    "inspection",
     "layers",
     "load",
     "load_corpus",

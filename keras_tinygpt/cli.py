@@ -1,4 +1,4 @@
-"""The command line: tinygpt train, evaluate, generate, export.
+"""The command line: tinygpt train, evaluate, generate, export, inspect.
 
 Flags come from the config dataclasses. Bad input ends with one line on standard error
 and exit code 2, Ctrl-C with exit code 130; in both cases nothing is half-written.
@@ -139,6 +139,29 @@ class ExportOptions:
     force: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class InspectOptions:
+    """Look inside a saved model: attention, heads, leaks, surprise, as figures.
+
+    Args:
+        bundle: folder made by tinygpt train.
+        text: the text that is shown, up to 1,024 tokens of it; default is the first
+            window of the held-out text.
+        corpus: held-out text, a file or a corpus name, that the heads are measured on;
+            default is the held-out part of the corpus the model was trained on, or of
+            five-nights where that one is not at hand.
+        out: folder for the figures and inspection.json; default BUNDLE/inspection.
+        unknown: what to do with characters the model does not know: error, drop, or a
+            character to put in their place.
+    """
+
+    bundle: tyro.conf.Positional[Path]
+    text: str | None = None
+    corpus: str | None = None
+    out: Path | None = None
+    unknown: str = "error"
+
+
 def flags_of(config: Any, *without: str) -> type:
     """A dataclass with the fields of `config` and its values as defaults."""
     fields = [
@@ -237,11 +260,20 @@ def _export(argv: list[str]) -> None:
     )
 
 
+def _inspect(argv: list[str]) -> None:
+    sampling = flags_of(SamplingConfig(), "allowed_tokens")
+    parts = _parse("inspect", {"options": InspectOptions, "sampling": sampling}, argv)
+    commands.inspect_command(
+        parts["options"], SamplingConfig(**dataclasses.asdict(parts["sampling"]))
+    )
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "evaluate": _evaluate,
     "generate": _generate,
     "export": _export,
+    "inspect": _inspect,
 }
 
 
@@ -283,6 +315,7 @@ def _usage() -> str:
         ("evaluate", EvaluateOptions),
         ("generate", GenerateOptions),
         ("export", ExportOptions),
+        ("inspect", InspectOptions),
     ):
         lines.append(f"  {name:<10}{options.__doc__.splitlines()[0]}")
     return "\n".join([*lines, "", "tinygpt COMMAND --help lists the flags."])

@@ -27,6 +27,8 @@ from keras_tinygpt.evaluation import Scores, evaluate
 from keras_tinygpt.export import formats
 from keras_tinygpt.export.saved_model import export_saved_model
 from keras_tinygpt.files import replace_file
+from keras_tinygpt.generation import SamplingConfig
+from keras_tinygpt.inspection.report import write_report
 from keras_tinygpt.models import (
     GPTConfig,
     LSTMConfig,
@@ -45,6 +47,7 @@ from keras_tinygpt.text import (
     split_ids,
     window_schedule,
 )
+from keras_tinygpt.text.corpus import EMBEDDED_NAME
 from keras_tinygpt.training import (
     TrainConfig,
     TrainingStopped,
@@ -383,24 +386,10 @@ def _print_table(rows: list[_Row]) -> None:
 def evaluate_command(options: Any) -> Scores:
     """Scores a bundle on a text and prints the figures; see `cli.EvaluateOptions`."""
     language_model = bundles.load(options.bundle)
-    metrics, tokenizer = language_model.metrics, language_model.tokenizer
+    tokenizer = language_model.tokenizer
     if options.corpus is None:
-        if "corpus" not in metrics:
-            raise ValueError(
-                f"corpus must be given: {options.bundle} does not name one"
-            )
-        corpus = load_corpus(metrics["corpus"]["source"])
-        if corpus.sha256 != metrics["corpus"]["sha256"]:
-            raise ValueError(
-                f"corpus {metrics['corpus']['source']} is not the text the model was "
-                "trained on (its sha256 differs); name the text to score"
-            )
-        split = metrics["split"]
-        part = list(split)[-1]
-        ids = encode_corpus(corpus, tokenizer)
-        ids = split_ids(ids, counts=list(split.values()))[-1]
+        ids, title = _held_out_part(language_model, options.bundle)
         text = tokenizer.decode(ids)
-        title = f"{corpus.name}, {part} part"
     else:
         corpus = load_corpus(options.corpus)
         ids = encode_corpus(corpus, tokenizer, unknown=options.unknown)
@@ -418,6 +407,77 @@ def evaluate_command(options: Any) -> Scores:
         f"{scores.tokens:,} tokens scored"
     )
     return scores
+
+
+def _held_out_part(
+    language_model: bundles.LanguageModel, bundle: Path
+) -> tuple[np.ndarray, str]:
+    """Ids and title of the last part of the corpus a model was trained on."""
+    metrics = language_model.metrics
+    if "corpus" not in metrics:
+        raise ValueError(f"corpus must be given: {bundle} does not name one")
+    corpus = load_corpus(metrics["corpus"]["source"])
+    if corpus.sha256 != metrics["corpus"]["sha256"]:
+        raise ValueError(
+            f"corpus {metrics['corpus']['source']} is not the text the model was "
+            "trained on (its sha256 differs); name the text to score"
+        )
+    split = metrics["split"]
+    ids = encode_corpus(corpus, language_model.tokenizer)
+    ids = split_ids(ids, counts=list(split.values()))[-1]
+    return ids, f"{corpus.name}, {list(split)[-1]} part"
+
+
+def inspect_command(options: Any, sampling: SamplingConfig) -> Path:
+    """Writes figures and numbers of a bundle; returns the folder they are in.
+
+    Args:
+        options: a `cli.InspectOptions`.
+        sampling: temperature and filters of the next-token view.
+    """
+    language_model = bundles.load(options.bundle)
+    model, tokenizer = language_model.model, language_model.tokenizer
+    held_out, title = _inspected_text(language_model, options)
+    length = model_window(model)
+    if len(held_out) <= 2 * length:
+        raise ValueError(
+            f"corpus must hold more than two windows of {length} tokens, got "
+            f"{len(held_out)} of {title} (name a longer text with --corpus)"
+        )
+    text = held_out[:length]
+    if options.text is not None:
+        text = tokenizer.encode(options.text, unknown=options.unknown)
+    if len(text) < 3:
+        raise ValueError(f"text must hold at least 3 tokens, got {len(text)}")
+    out = options.out or options.bundle / "inspection"
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"out: {out} exists and is not a folder")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"out: {out} cannot be made: {error.strerror}") from error
+    print(f"{options.bundle}: {model.count_params():,} parameters; held-out: {title}")
+    with bundles.new_folder(out) as folder:
+        write_report(model, tokenizer, text, held_out, folder, sampling)
+        names = sorted(path.name for path in folder.iterdir())
+    print(f"\nsaved {out}: {', '.join(names)}")
+    return out
+
+
+def _inspected_text(
+    language_model: bundles.LanguageModel, options: Any
+) -> tuple[np.ndarray, str]:
+    """Ids and title of the text the heads are measured on."""
+    if options.corpus is not None:
+        corpus = load_corpus(options.corpus)
+        ids = encode_corpus(corpus, language_model.tokenizer, unknown=options.unknown)
+        return ids, corpus.name
+    try:
+        return _held_out_part(language_model, options.bundle)
+    except (ValueError, OSError):  # it names none, or the file is not there any more
+        corpus = load_corpus(EMBEDDED_NAME)
+        ids = encode_corpus(corpus, language_model.tokenizer, unknown="drop")
+        return split_ids(ids)[-1], f"{corpus.name}, known characters of the last tenth"
 
 
 def generate_command(options: Any, sampling: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ across the whole text).
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -87,9 +88,9 @@ def evaluate(
     length = model_window(model, sequence_length)
     length = min(length, len(ids) - 1)
     stride = length if method == "windows" else max(1, length // 2)
-    return Scores.from_losses(
-        _windowed(model, ids, length, stride, batch_size), len(ids) - 1
-    )
+    pieces = windowed_losses(model, ids, length, stride, batch_size)
+    total = sum(float(np.sum(nats, dtype="float64")) for nats in pieces)
+    return Scores.from_losses(total, len(ids) - 1)
 
 
 def token_losses(model: keras.Model) -> keras.Model:
@@ -102,13 +103,24 @@ def token_losses(model: keras.Model) -> keras.Model:
     return keras.Model([inputs, targets], losses, name="token_losses")
 
 
-def _windowed(model, ids, length: int, stride: int, batch_size: int) -> float:
-    """Sum of the losses; window w scores the targets that no window before it did."""
+def windowed_losses(
+    model: keras.Model, ids: np.ndarray, length: int, stride: int, batch_size: int
+) -> Iterator[np.ndarray]:
+    """Yields the nats of every target in order, the new ones of window after window.
+
+    A window scores the targets that no window before it did.
+
+    Args:
+        model: int (B, T) -> logits (B, T, V).
+        ids: int array (n,).
+        length: tokens per window, below n.
+        stride: distance between windows, at most `length`.
+        batch_size: windows per forward pass.
+    """
     last = len(ids) - 1 - length
     starts = np.append(np.arange(0, last, stride), last)
     scored = np.append(0, starts[:-1] + length)  # first target of each window
     losses = token_losses(model)
-    total = 0.0
     for first in range(0, len(starts), batch_size):
         batch = starts[first : first + batch_size]
         batch = np.resize(batch, batch_size)  # whole batches compile once
@@ -116,8 +128,7 @@ def _windowed(model, ids, length: int, stride: int, batch_size: int) -> float:
         nats = losses.predict_on_batch([windows[:, :-1], windows[:, 1:]])
         for row, start in enumerate(starts[first : first + batch_size]):
             skip = max(0, scored[first + row] - start)
-            total += float(np.sum(nats[row, skip:], dtype="float64"))
-    return total
+            yield nats[row, skip:]
 
 
 def _stateful(model: LSTM, ids) -> float:

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, told apart with any colour vision.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+LINES = ("-", "--", ":", "-.")
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
@@ -87,6 +88,85 @@ def plot_lines(
     axes.set_xticks(places, [f"{place:,}" for place in places])
     axes.set_xlabel(labels[0])
     axes.set_ylabel(labels[1])
+    axes.set_title(title)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    save_figure(figure, path)
+
+
+def plot_bars(
+    values: Mapping[str, Sequence[float]],
+    path: str | Path,
+    *,
+    label: str = "held-out loss (nats per token)",
+    title: str = "Comparison",
+    baselines: Mapping[str, float] | None = None,
+) -> None:
+    """Draws the mean of several runs as a bar, their range as a whisker, each a dot.
+
+    Args:
+        values: one number per run, by name; bars are in this order, first on top.
+        path: PNG file to write.
+        label: of the horizontal axis.
+        title: of the plot.
+        baselines: values drawn as vertical lines, by name.
+    """
+    height = 1.3 + 0.45 * len(values) + (0.3 if baselines else 0.0)
+    figure = Figure(figsize=(7.2, height), layout="constrained")
+    axes = figure.add_subplot()
+    highest = max(max(runs) for runs in values.values())
+    for row, runs in enumerate(values.values()):
+        mean = sum(runs) / len(runs)
+        axes.barh(row, mean, color=COLORS[row % len(COLORS)], alpha=0.75, height=0.65)
+        axes.plot([min(runs), max(runs)], [row, row], color="black", linewidth=1.2)
+        if len(runs) > 1:
+            axes.plot(runs, [row] * len(runs), "o", color="black", markersize=3.5)
+        axes.annotate(
+            f"{mean:.3f}", (0, row), (6, 0), textcoords="offset points", va="center"
+        )
+    for index, (name, value) in enumerate((baselines or {}).items()):
+        axes.axvline(value, color="0.35", linestyle=(":", "-.")[index % 2], label=name)
+    axes.set_yticks(range(len(values)), list(values), parse_math=False)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.15 * max(highest, *(baselines or {"": 0.0}).values()))
+    axes.set_xlabel(label)
+    axes.set_title(title)
+    axes.grid(axis="x", alpha=0.25)
+    if baselines:
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    save_figure(figure, path)
+
+
+def plot_loss_by_position(
+    losses: Mapping[str, Sequence[float]],
+    path: str | Path,
+    *,
+    title: str = "Loss by position in the window",
+) -> None:
+    """Draws the mean loss of the targets at each place of a window.
+
+    Args:
+        losses: nats by name; entry i is the mean loss after i + 1 tokens of context.
+        path: PNG file to write.
+        title: of the plot.
+    """
+    figure = Figure(figsize=(7.2, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for index, (name, values) in enumerate(losses.items()):
+        axes.plot(
+            range(1, len(values) + 1),
+            values,
+            color=COLORS[index % len(COLORS)],
+            linestyle=LINES[index % len(LINES)],
+            label=name,
+        )
+    axes.set_xscale("log", base=2)
+    longest = max(map(len, losses.values()))
+    places = [2**power for power in range(longest.bit_length())]
+    axes.set_xticks(places, [f"{place:,}" for place in places])
+    axes.minorticks_off()
+    axes.set_xlabel("tokens of context")
+    axes.set_ylabel("loss (nats per token)")
     axes.set_title(title)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)

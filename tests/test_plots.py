@@ -2,7 +2,12 @@
 
 import pytest
 
-from keras_tinygpt.plots import plot_history, plot_lines
+from keras_tinygpt.plots import (
+    plot_bars,
+    plot_history,
+    plot_lines,
+    plot_loss_by_position,
+)
 
 
 def rows(count):
@@ -27,4 +32,20 @@ def test_history(tmp_path, count):
 def test_lines(tmp_path):
     path, lines = tmp_path / "lines.png", {"fast": [900, 500], "slow": [9, 2]}
     plot_lines(lines, [128, 2048], path, labels=("length", "rate"), title="Speed")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bars(tmp_path):
+    path = tmp_path / "bars.png"
+    values = {"gpt": [1.52, 1.55, 1.54], "lstm, $ one": [1.58], "none": [2.3, 2.5]}
+    plot_bars(values, path, baselines={"3-gram": 2.09, "5-gram": 1.83})
+    assert path.read_bytes().startswith(b"\x89PNG")
+    plot_bars({"gpt": [1.5]}, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_loss_by_position(tmp_path):
+    path = tmp_path / "places.png"
+    losses = {"gpt": [3.0 / i for i in range(1, 129)], "lstm": [3.0, 2.0, 1.0]}
+    plot_loss_by_position(losses, path)
     assert path.read_bytes().startswith(b"\x89PNG")

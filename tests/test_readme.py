@@ -36,8 +36,8 @@ def test_every_command_runs(tmp_path, monkeypatch):
     (tmp_path / "my_text.txt").write_text(text[:20_000], "utf-8")
     short = ["--steps", "2", "--batch-size", "4", "--jit-compile", "False"]
     cli.main(["train", *short])
-    lines = blocks("bash")[2].splitlines()
-    assert len(lines) == 5
+    lines = [*blocks("bash")[2].splitlines(), *blocks("bash")[3].splitlines()]
+    assert len(lines) == 6
     for line in lines:
         program, *argv = shlex.split(line)
         assert program == ".venv/bin/tinygpt"
@@ -47,7 +47,9 @@ def test_every_command_runs(tmp_path, monkeypatch):
             assert stopped.value.code == 0
         else:
             cli.main([*argv, *(short if argv[0] == "train" else [])])
-    assert (tmp_path / "saved_models" / "mine" / "model.keras").exists()
+    saved = tmp_path / "saved_models"
+    assert (saved / "mine" / "model.keras").exists()
+    assert (saved / "five-nights-book" / "inspection" / "inspection.json").exists()
 
 
 @pytest.mark.parametrize("index", range(len(blocks("python"))))

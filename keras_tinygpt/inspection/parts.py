@@ -1,0 +1,151 @@
+"""The blocks of a model, and one block run with parts taken out or changed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tinygpt.checks import check_ids
+from keras_tinygpt.layers import CausalMultiHeadAttention, TransformerBlock
+from keras_tinygpt.layers.attention import causal_mask
+from keras_tinygpt.training import model_window
+
+
+def find_blocks(model: keras.Model) -> list[keras.Layer]:
+    """Returns the `TransformerBlock` and bare attention layers, first to last.
+
+    Raises:
+        ValueError: if the model is not functional or has none, if a layer is used more
+            than once, or if the layers differ in their number of heads.
+    """
+    blocks = [
+        layer
+        for layer in getattr(model, "layers", [])
+        if isinstance(layer, (TransformerBlock, CausalMultiHeadAttention))
+    ]
+    if not blocks or not getattr(model, "inputs", None):
+        raise ValueError(
+            "attention can be read in a functional model that holds TransformerBlock "
+            f"or CausalMultiHeadAttention layers, got {type(model).__name__}"
+        )
+    nodes = getattr(model, "_nodes_by_depth", {}).values()
+    used = [node.operation for row in nodes for node in row]
+    for block in blocks:
+        if sum(operation is block for operation in used) > 1:
+            raise ValueError(f"each block must be used once, got {block.name} twice")
+    if len({block.num_heads for block in blocks}) > 1:
+        raise ValueError(
+            "blocks must have equally many heads, got "
+            f"{[block.num_heads for block in blocks]}"
+        )
+    return blocks
+
+
+def block_input(block: keras.Layer):
+    """The symbolic tensor (B, T, D) that a block reads in its model."""
+    tensors = block.input
+    return tensors[0] if isinstance(tensors, (list, tuple)) else tensors
+
+
+def block_output(block: keras.Layer):
+    """The symbolic tensor (B, T, D) that a block gives in its model."""
+    tensors = block.output
+    return tensors[0] if isinstance(tensors, (list, tuple)) else tensors
+
+
+def attention_of(block: keras.Layer) -> CausalMultiHeadAttention:
+    """The attention layer of a block; a bare one is its own."""
+    return block._attention if isinstance(block, TransformerBlock) else block
+
+
+def readable_keys(block: keras.Layer, length: int) -> np.ndarray:
+    """Bool array (T, T): whether query i may read key j."""
+    attention = attention_of(block)
+    if not attention.causal:
+        return np.ones((length, length), "bool")
+    places = np.arange(length, dtype="int32")
+    mask = causal_mask(places, places, attention.attention_window)
+    return ops.convert_to_numpy(mask)
+
+
+def text_ids(model: keras.Model, ids: Any, least: int = 1) -> np.ndarray:
+    """Checked int32 ids (T,) of one text that fits the model's window."""
+    ids = check_ids(ids, model.output_shape[-1], least=least)
+    if hasattr(model, "config"):
+        model_window(model, len(ids))
+    return ids.astype("int32")
+
+
+def evaluator(inputs, outputs, calls: str = "few") -> keras.Model:
+    """Returns a functional model to be used through `predict_on_batch`.
+
+    Args:
+        inputs: symbolic tensors.
+        outputs: symbolic tensors.
+        calls: "few" runs it eagerly on TensorFlow, where tracing takes longer than a
+            call; "many" compiles it on every backend that does.
+    """
+    if isinstance(inputs, list) and len(inputs) == 1:
+        inputs = inputs[0]  # Keras warns when a list is declared and a tensor passed
+    model = keras.Model(inputs, outputs)
+    model.run_eagerly = calls == "few" and keras.backend.backend() == "tensorflow"
+    return model
+
+
+def attend_in(block: keras.Layer, inputs, mask=None):
+    """Runs a block as far as its attention, without dropout.
+
+    Returns:
+        What attention reads (B, T, D), its output (B, T, D) and its weights
+        (B, N, T, T).
+    """
+    hidden = inputs
+    if isinstance(block, TransformerBlock) and block.norm_position == "pre":
+        hidden = block._attention_norm(inputs)
+    update, weights = attention_of(block)(
+        hidden, mask=mask, return_attention_scores=True, training=False
+    )
+    return hidden, update, weights
+
+
+def run_block(
+    block: keras.Layer,
+    inputs,
+    *,
+    mask=None,
+    residuals: bool = True,
+    feed_forward: bool = True,
+    edit: Callable | None = None,
+):
+    """Runs a block without dropout; with the defaults it computes what the block does.
+
+    Args:
+        block: a `TransformerBlock`, or an attention layer, which has no residuals.
+        inputs: float tensor (B, T, D).
+        mask: optional bool tensor (B, T), the Keras padding mask.
+        residuals: False drops both additions: each sublayer's output replaces its
+            input.
+        feed_forward: False leaves the stream as it is after attention.
+        edit: function (attention layer, its inputs, weights (B, N, T, S)) -> tensor
+            (B, T, D) added to the output of attention.
+
+    Returns:
+        Tensor (B, T, D).
+    """
+    hidden, update, weights = attend_in(block, inputs, mask)
+    if edit is not None:
+        update = update + edit(attention_of(block), hidden, weights)
+    if not isinstance(block, TransformerBlock):
+        return update
+    pre_norm = block.norm_position == "pre"
+    hidden = inputs + update if residuals else update
+    if not pre_norm:
+        hidden = block._attention_norm(hidden)
+    if not feed_forward:
+        return hidden
+    update = block._feed_forward_norm(hidden) if pre_norm else hidden
+    update = block._feed_forward(update)
+    hidden = hidden + update if residuals else update
+    return hidden if pre_norm else block._feed_forward_norm(hidden)
