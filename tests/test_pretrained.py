@@ -1,5 +1,7 @@
 """The model in the package: its size, its text, its recorded score."""
 
+from pathlib import Path
+
 import pytest
 from helpers import tiny_shakespeare
 
@@ -22,6 +24,14 @@ def test_it_is_small_and_writes(lm):
     words = text.split()
     assert words[0] == "ROMEO:" and len(words) > 12
     assert sum(word.isalpha() for word in words) > len(words) / 2
+
+
+def test_the_saved_model_beside_it_holds_the_same_weights(lm):
+    folder = Path(__file__).resolve().parents[1] / "saved_models" / PRETRAINED
+    exported = tg.load(folder / "saved_model")
+    assert tg.fingerprint(exported.model) == tg.fingerprint(lm.model)
+    assert exported.tokenizer == lm.tokenizer
+    assert exported.metrics == lm.metrics
 
 
 def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch, lm):
