@@ -238,9 +238,10 @@ def load(path: str | os.PathLike) -> LanguageModel:
 
 
 def find_bundle(path: str | os.PathLike) -> Path:
-    """The folder meant: what exists at `path`, else the model in the package."""
-    if str(path) != PRETRAINED or Path(path).exists():
-        return Path(path)
+    """The folder meant: a model at `path`, else the one in the package."""
+    path = Path(path)
+    if str(path) != PRETRAINED or (path / MODEL).exists() or is_saved_model(path):
+        return path
     packaged = _PACKAGE / "_data" / PRETRAINED
     if packaged.exists():
         return packaged

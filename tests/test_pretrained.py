@@ -36,6 +36,9 @@ def test_the_saved_model_beside_it_holds_the_same_weights(lm):
 
 def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch, lm):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / PRETRAINED / "inspection").mkdir(parents=True)  # figures, no model
+    assert tg.load(PRETRAINED).model.config == lm.model.config
+    (tmp_path / PRETRAINED / "inspection").rmdir()
     other = tg.build_gpt(tg.GPTConfig(lm.tokenizer.vocab_size, 9, 1, 1, hidden_dim=4))
     tg.save(PRETRAINED, other, lm.tokenizer)
     assert tg.load(PRETRAINED).model.config.max_sequence_length == 9
