@@ -219,7 +219,8 @@ def run_folder(tmp_path_factory):
     [
         (["generate", "nowhere", "x"], "nowhere does not exist"),
         (["generate", ".", "x"], "not a bundle"),
-        (["generate"], "Missing"),
+        (["generate"], "at least one character"),
+        (["evaluate"], "Missing"),
         (["generate", "RUN", "Now", "--max-new-tokens", "9" * 20], "max_new_tokens"),
         (["generate", "RUN", "@"], "U+0040"),
         (["generate", "RUN", ""], "at least one character"),

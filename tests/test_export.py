@@ -26,6 +26,9 @@ PROMPTS = {
     "lstm": ["a", "né", CHARACTERS * 9],  # more than a segment
 }
 MANY = [CHARACTERS[: 1 + index] for index in range(17)]  # rows in several groups
+every_name = pytest.mark.parametrize(
+    "name", ["rotary", "lstm", pytest.param("bytes", marks=pytest.mark.slow)]
+)
 SIZES, STEP = (1, 2, 12), [8, 9, 10]  # of the rows of prefill; tokens of decode
 SAMPLING = {"temperature": 0.9, "top_k": 9, "top_p": 0.95}
 ALONE = """
@@ -91,8 +94,12 @@ def make_models():
 
 
 @pytest.fixture(scope="module")
-def models():
-    return make_models()
+def models(request):
+    """By name; the byte model is for the slow tests."""
+    made = make_models()
+    if "not slow" in request.config.getoption("markexpr"):
+        del made["bytes"]
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +244,7 @@ def logits(lm, rows):
     return keras.ops.convert_to_numpy(outputs)
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@every_name
 def test_serve_equals_the_model(models, answers, name):
     lm = models[name]
     for length in (1, 5, WINDOW):
@@ -248,7 +255,7 @@ def test_serve_equals_the_model(models, answers, name):
     np.testing.assert_allclose(served, logits(lm, [[1, 2, 3]]), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@every_name
 def test_serve_past_the_window(models, answers, name):
     answer = answers[f"{name} serve {WINDOW + 1}"]
     if name == "lstm":  # has none
@@ -259,7 +266,7 @@ def test_serve_past_the_window(models, answers, name):
         assert rule in answer["error"]
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@every_name
 def test_decode_continues_prefill(models, answers, name):
     lm = models[name]
     rows = [lm.tokenizer.encode(text).tolist() for text in PROMPTS[name]]
@@ -277,7 +284,7 @@ def test_decode_continues_prefill(models, answers, name):
         rows = [[*row, token] for row, token in zip(rows, STEP, strict=True)]
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@every_name
 def test_generate_gives_the_tokens_of_the_package(models, answers, name):
     lm = models[name]
     prompts = [lm.tokenizer.encode(text) for text in PROMPTS[name]]
@@ -290,7 +297,7 @@ def test_generate_gives_the_tokens_of_the_package(models, answers, name):
         assert row[len(prompt) :].tolist() == new
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@every_name
 def test_generate_text_equals_the_package(models, answers, name):
     lm, asked = models[name], PROMPTS[name]
 
@@ -354,7 +361,7 @@ def test_draws_are_those_of_numpy(seed):
         np.testing.assert_array_equal(drawn, draw_uniforms(seeds, count))
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@every_name
 def test_loading_back(models, folders, name):
     lm, back = models[name], tg.load(folders[name])
     assert back.model.config == lm.model.config

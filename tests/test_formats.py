@@ -41,6 +41,7 @@ CONFIGS = {
 NAMES, KINDS = [*CONFIGS, "lstm"], list(formats.FORMATS)
 if keras.backend.backend() != "tensorflow":  # the second process runs the same code
     NAMES, KINDS = ["learned", "lstm"], ["litert"]
+SLOW_NAMES = ("rotary", "alibi")  # conversion takes longest of all
 RUNTIMES = {"onnx": "onnxruntime", "litert": "ai_edge_litert", "openvino": "openvino"}
 CONVERTERS = {"onnx": "tf2onnx", "litert": "tensorflow", "openvino": "openvino"}
 EXPORTS = {
@@ -49,7 +50,13 @@ EXPORTS = {
     "openvino": formats.export_openvino,
 }
 every_format = pytest.mark.parametrize("kind", KINDS)
-every_model = pytest.mark.parametrize("name", NAMES)
+every_model = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW_NAMES else name
+        for name in NAMES
+    ],
+)
 
 
 def need(kind):

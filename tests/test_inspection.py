@@ -28,8 +28,6 @@ from keras_tinygpt.inspection.maps import audit, inspection_model
 from keras_tinygpt.inspection.parts import readable_keys, run_block
 from keras_tinygpt.layers import attention as attention_module
 
-pytestmark = pytest.mark.backend
-
 V, T = 11, 7
 CAUSAL = np.tril(np.ones((T, T), "bool"))
 
@@ -115,6 +113,7 @@ def slow_metrics(weights, readable):
     }  # fmt: skip
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("window", [None, 3])
 def test_metrics_of_a_corpus_equal_a_slow_reference(window):
     model = small_gpt(positions="rotary", attention_window=window)
@@ -136,6 +135,7 @@ def test_metrics_of_a_corpus_equal_a_slow_reference(window):
     np.testing.assert_allclose(part.mean_map, maps[:2].mean(0), atol=1e-6)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     "changes",
     [
@@ -214,6 +214,7 @@ def test_a_block_run_in_parts_is_the_block(norm_position):
         np.testing.assert_array_equal(to_numpy(alone), to_numpy(expected))
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize("replacement", ["zero", "mean"])
 def test_effects_equal_an_edited_model(replacement, monkeypatch):
     """The same edit made inside the one attention function of the package."""
@@ -325,6 +326,7 @@ def around(layer):
     return keras.Model(tokens, keras.layers.Dense(V)(x))
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     ("mistake", "earlier"),
     [
@@ -369,6 +371,7 @@ def test_batch_normalization_leaks_in_training():
         np.testing.assert_array_equal(to_numpy(variable), value)
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     "kind", ["learned", "sinusoidal", "rotary", "alibi", "none", "lstm"]
 )
@@ -394,6 +397,7 @@ def test_bad_arguments_of_the_leak_test():
         inspection.leak_test(model, V, T)
 
 
+@pytest.mark.backend
 def test_position_probe():
     model = small_gpt(positions="learned", num_layers=1)
     ids = token_ids(40 * T, vocab_size=V)
@@ -445,6 +449,7 @@ def test_token_similarity():
         np.testing.assert_allclose(values, 1.0, atol=1e-5)
 
 
+@pytest.mark.backend
 def test_next_tokens():
     model = small_gpt()
     ids = token_ids(2 * T, vocab_size=V)
@@ -464,6 +469,7 @@ def test_next_tokens():
     assert [c.chance for c in greedy] == [1.0] + [0.0] * 9
 
 
+@pytest.mark.backend
 def test_surprise():
     model = small_gpt(positions="rotary")
     ids = token_ids(3 * T, vocab_size=V)

@@ -7,6 +7,7 @@ the recurrent state, and runs compiled loops. Both choose tokens with
 """
 
 import dataclasses
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 from keras import ops
 
 from keras_tinygpt.checks import check_bool, check_choice, check_ids, check_int
+from keras_tinygpt.generation.compiled import compile_function
 from keras_tinygpt.generation.engine import fit_window, get_engine, seen_tokens
 from keras_tinygpt.generation.sampling import (
     SamplingConfig,
@@ -334,7 +336,7 @@ def _pieces(model, request: Request, first: int, run: int):
 def _plain_loop(model, request: Request):
     """The whole model on the window of every row at every step."""
     vocab_size = model.output_shape[-1]
-    settings = request.sampling.tensors(vocab_size)
+    settings = request.sampling.arrays(vocab_size)
     rows = range(len(request.prompts))
     texts = [prompt.tolist() for prompt in request.prompts]
     views = [fit_window(text, request.window, request.context) for text in texts]
@@ -346,19 +348,28 @@ def _plain_loop(model, request: Request):
             tokens[row, : len(views[row])] = views[row]
         outputs = model.predict_on_batch(tokens)
         last = [len(view) - 1 for view in views]
-        logits = ops.convert_to_tensor(outputs[rows, last])
+        logits = outputs[rows, last]
         if request.logits_processor is not None:
-            logits = request.logits_processor(logits)
+            logits = request.logits_processor(ops.convert_to_tensor(logits))
         if callable(request.sampling.allowed_tokens):
-            allowed = allowed_rows(request.sampling, texts, vocab_size)
-            settings["allowed"] = ops.convert_to_tensor(allowed)
-        seen = ops.convert_to_tensor(seen_tokens(texts, vocab_size))
-        uniforms = ops.convert_to_tensor(request.uniforms[:, step])
-        chosen = sample(logits, seen, uniforms, settings)
-        scores = ops.convert_to_numpy(log_probabilities(logits, chosen))
-        chosen = ops.convert_to_numpy(chosen)
+            settings["allowed"] = allowed_rows(request.sampling, texts, vocab_size)
+        uniforms = np.ascontiguousarray(request.uniforms[:, step])
+        seen = seen_tokens(texts, vocab_size)
+        chosen, scores = _compiled_choice()(logits, seen, uniforms, settings)
+        chosen, scores = ops.convert_to_numpy(chosen), ops.convert_to_numpy(scores)
         yield chosen[:, None], scores[:, None]
         for row in rows:
             texts[row].append(int(chosen[row]))
             view = [*views[row], int(chosen[row])]
             views[row] = fit_window(view, request.window, request.context)
+
+
+@functools.cache
+def _compiled_choice() -> Callable:
+    """Compiled `_choose`: run one by one, its operations cost more than a model."""
+    return compile_function(_choose, [])
+
+
+def _choose(logits, seen, uniforms, settings):
+    tokens = sample(logits, seen, uniforms, settings)
+    return tokens, log_probabilities(logits, tokens)
