@@ -19,7 +19,7 @@ import numpy as np
 import keras_tinygpt as tg
 from keras_tinygpt.export import formats
 
-ROUNDS, MORE = 5, 100
+ROUNDS, MORE = 3, 100
 HERE = Path(__file__).resolve().parent
 TENSORFLOW = """
 import sys, tensorflow as tf
