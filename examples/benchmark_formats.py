@@ -31,7 +31,7 @@ model.generate_text(["ROMEO:"], int(sys.argv[4]), 0, 0.8, 0, 1.0, "")
 def command(kind, folder):
     """The process, less the number of new tokens."""
     if kind == "bundle":
-        launch = [sys.executable, "-m", "keras_tinygpt.launcher", "generate"]
+        launch = [sys.executable, "-m", "keras_tinygpt.cli", "generate"]
     elif kind == "saved_model":
         launch = [sys.executable, "-c", TENSORFLOW]
     else:
