@@ -38,7 +38,6 @@ def test_round_trip(tmp_path, tokenizer, kind):
     assert [p.name for p in tmp_path.iterdir()] == ["deep"]
 
 
-@pytest.mark.backend
 def test_the_optimizer_stays_out(tmp_path, tokenizer):
     model = build(tokenizer)
     plain = tg.save(tmp_path / "plain", model, tokenizer) / "model.keras"

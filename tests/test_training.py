@@ -288,7 +288,6 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys):
         run(config, directory=tmp_path, resume=True)
 
 
-@pytest.mark.backend
 def test_bfloat16_weights_are_kept(tmp_path):
     config = tiny_config(clip_norm=None)  # Keras clips no bfloat16 embeddings
     models = [
@@ -364,7 +363,6 @@ def test_any_keras_model_can_be_trained():
     assert len(result.history) == 2
 
 
-@pytest.mark.backend
 def test_half_precision_trains():
     model = tg.build_gpt(
         tg.GPTConfig(VOCAB, WINDOW, 1, 2, hidden_dim=12), dtype="mixed_float16"
