@@ -41,7 +41,7 @@ def test_commands_run(tmp_path, monkeypatch, all_of_them):
     short = ["--steps", "2", "--batch-size", "4", "--jit-compile", "False"]
     cli.main(["train", *short])
     lines = [line for block in blocks("bash")[2:5] for line in block.splitlines()]
-    assert len(lines) == 8
+    assert len(lines) == 7
     for line in lines:
         program, *argv = shlex.split(line)
         assert program == ".venv/bin/tinygpt"
