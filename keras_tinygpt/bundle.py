@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from keras_tinygpt.export.reading import is_saved_model, read_saved_model
-from keras_tinygpt.files import write_json
+from keras_tinygpt.files import check_format_version, write_json
 from keras_tinygpt.generation import generate, stream
 from keras_tinygpt.text.tokenizers import load_tokenizer
 
@@ -254,9 +254,5 @@ def _read_metrics(path: Path) -> dict[str, Any]:
         version, metrics = content["format_version"], content["metrics"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    if version != FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format_version {version!r}, this version of keras_tinygpt "
-            f"reads {FORMAT_VERSION}"
-        )
+    check_format_version(path, version, FORMAT_VERSION)
     return metrics

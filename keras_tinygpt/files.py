@@ -30,6 +30,15 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_format_version(path: Path, version: Any, readable: int) -> None:
+    """Raises ValueError unless a file is of the one version that can be read."""
+    if version != readable:
+        raise ValueError(
+            f"{path} has format_version {version!r}, this version of keras_tinygpt "
+            f"reads {readable}"
+        )
+
+
 def write_json(path: Path, content: Any) -> None:
     """Writes indented JSON, whole or not at all; NaN and infinity are refused."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"

@@ -17,6 +17,19 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     FigureCanvasAgg(figure).print_png(str(path))
 
 
+def _finish(
+    figure: Figure, labels: tuple[str, str], title: str, path: str | Path
+) -> None:
+    """Labels, title, grid and legend of a figure with one pair of axes; writes it."""
+    (axes,) = figure.axes
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
+    axes.set_title(title)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    save_figure(figure, path)
+
+
 def plot_history(
     histories: Mapping[str, Sequence[Mapping[str, Any]]],
     path: str | Path,
@@ -54,12 +67,7 @@ def plot_history(
         )
     for index, (name, nats) in enumerate((baselines or {}).items()):
         axes.axhline(nats, color="0.45", linestyle=(":", "-.")[index % 2], label=name)
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel("loss (nats per token)")
-    axes.set_title(title)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
-    save_figure(figure, path)
+    _finish(figure, ("optimizer step", "loss (nats per token)"), title, path)
 
 
 def plot_lines(
@@ -86,12 +94,7 @@ def plot_lines(
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(places, [f"{place:,}" for place in places])
-    axes.set_xlabel(labels[0])
-    axes.set_ylabel(labels[1])
-    axes.set_title(title)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
-    save_figure(figure, path)
+    _finish(figure, labels, title, path)
 
 
 def plot_bars(
@@ -165,9 +168,4 @@ def plot_loss_by_position(
     places = [2**power for power in range(longest.bit_length())]
     axes.set_xticks(places, [f"{place:,}" for place in places])
     axes.minorticks_off()
-    axes.set_xlabel("tokens of context")
-    axes.set_ylabel("loss (nats per token)")
-    axes.set_title(title)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
-    save_figure(figure, path)
+    _finish(figure, ("tokens of context", "loss (nats per token)"), title, path)

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from keras_tinygpt.files import check_format_version
 from keras_tinygpt.models.gpt import GPT
 from keras_tinygpt.models.lstm import LSTM
 from keras_tinygpt.text.tokenizers import tokenizer_from_config
@@ -46,11 +47,7 @@ def read_saved_model(path: Path) -> tuple[keras.Model, Any, dict[str, Any]]:
             paths, metrics = content["weights"], content["metrics"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{metadata} is damaged: {error}") from error
-    if version != FORMAT_VERSION:
-        raise ValueError(
-            f"{metadata} has format_version {version!r}, this version of keras_tinygpt "
-            f"reads {FORMAT_VERSION}"
-        )
+    check_format_version(metadata, version, FORMAT_VERSION)
     _read_weights(path, model, paths)
     return model, tokenizer, metrics
 

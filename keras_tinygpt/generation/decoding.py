@@ -144,7 +144,7 @@ def generate(
 def _run_in_parallel(model, request: Request) -> "list[_Row]":
     """Rows are independent: on a CPU each core takes a group of them."""
     count = len(request.prompts)
-    size = -(-count // worker_count(request)) if count else 1
+    size = -(-count // worker_count(request))
     groups = [
         np.minimum(np.arange(start, start + size), count - 1)  # the last one is padded
         for start in range(0, count, size)
@@ -164,13 +164,16 @@ def _run_in_parallel(model, request: Request) -> "list[_Row]":
 
 def worker_count(request: Request) -> int:
     """How many threads share the rows of a request."""
-    if not request.use_cache or callable(request.sampling.allowed_tokens):
+    workers = min(CORES, len(request.prompts) // ROWS_PER_WORKER)
+    if workers < 2 or not request.use_cache:
+        return 1
+    if callable(request.sampling.allowed_tokens):
         return 1
     if keras.backend.backend() == "torch":  # eager: threads would wait for each other
         return 1
     if not all(name.startswith("cpu") for name in keras.distribution.list_devices()):
         return 1
-    return max(1, min(CORES, len(request.prompts) // ROWS_PER_WORKER))
+    return workers
 
 
 def _run(model, request: Request, stopped: threading.Event) -> "list[_Row]":
