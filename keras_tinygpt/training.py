@@ -487,19 +487,16 @@ class _Checkpoints:
             and (field.name != "best_valid_loss" or run.history)
         }
         newest = {"arrays": name, "sha256": file_sha256(self.folder / name), **kept}
-        earlier = [c for c in self._listed() if c["arrays"] != name][:1]
+        listed = self._read()["checkpoints"] if self.state.exists() else []
+        earlier = [c for c in listed if c["arrays"] != name][:1]
         content = {"config": dataclasses.asdict(run.config)}
         write_json(self.state, {**content, "checkpoints": [newest, *earlier]})
         if run.history:
             write_csv(self.history, run.history)
-        listed = {checkpoint["arrays"] for checkpoint in (newest, *earlier)}
+        names = {checkpoint["arrays"] for checkpoint in (newest, *earlier)}
         for old in self.folder.glob("step_*.npz"):
-            if old.name not in listed:
+            if old.name not in names:
                 old.unlink()
-
-    def _listed(self) -> list[dict[str, Any]]:
-        """What `state.json` says, the newest first."""
-        return self._read()["checkpoints"] if self.state.exists() else []
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -508,8 +505,8 @@ class _Checkpoints:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.state} is damaged: {error}") from error
 
-    def _newest_intact(self) -> dict[str, Any]:
-        for checkpoint in self._listed():
+    def _newest_intact(self, checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
+        for checkpoint in checkpoints:
             path = self.folder / checkpoint["arrays"]
             if _intact_sha256(path) == checkpoint["sha256"]:
                 return checkpoint
@@ -519,9 +516,9 @@ class _Checkpoints:
     def restore(self, model: keras.Model) -> None:
         if not self.state.exists():
             raise ValueError(f"resume needs a checkpoint, found none in {self.folder}")
-        state, run = self._newest_intact(), self.run
+        content, run = self._read(), self.run
+        state, saved = self._newest_intact(content["checkpoints"]), content["config"]
         name, _ = state.pop("arrays"), state.pop("sha256")
-        saved = self._read()["config"]
         for field, value in dataclasses.asdict(run.config).items():
             if saved.get(field) != value:
                 raise ValueError(
