@@ -12,6 +12,7 @@ import keras
 from keras import ops
 
 from keras_tinygpt.checks import check_bool, check_choice, check_float, check_int
+from keras_tinygpt.layers.dropout import Dropout
 from keras_tinygpt.layers.positions import RotaryPositions, alibi_bias
 
 # Finite, so that a row with no allowed key stays finite; exp(MASKED - max) is 0.0.
@@ -251,7 +252,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             self._key_norm.build((None, None, self._kv_heads, self._head_dim))
         self._dropout = None
         if self.attention_dropout:
-            self._dropout = keras.layers.Dropout(
+            self._dropout = Dropout(
                 self.attention_dropout, seed=self.seed, dtype="float32", name="dropout"
             )
         self._output = keras.layers.Dense(
@@ -458,7 +459,7 @@ class CrossAttention(keras.layers.Layer):
         self._output = dense(hidden_dim, self.use_bias, "output", query_dim)
         self._dropout = None
         if self.attention_dropout:
-            self._dropout = keras.layers.Dropout(
+            self._dropout = Dropout(
                 self.attention_dropout, seed=self.seed, dtype="float32", name="dropout"
             )
         self.built = True

@@ -13,6 +13,7 @@ from keras_tinygpt.layers.attention import (
     CausalMultiHeadAttention,
     padding_mask,
 )
+from keras_tinygpt.layers.dropout import Dropout
 
 ACTIVATIONS = ("gelu", "relu", "relu2", "swiglu")
 NORMALIZATIONS = ("layer", "rms")
@@ -226,10 +227,10 @@ class TransformerBlock(keras.layers.Layer):
         )
         self._attention_norm = make_norm(normalization, dtype, "attention_norm")
         self._feed_forward_norm = make_norm(normalization, dtype, "feed_forward_norm")
-        self._attention_dropout = keras.layers.Dropout(
+        self._attention_dropout = Dropout(
             dropout, seed=seed, dtype=dtype, name="attention_output_dropout"
         )
-        self._feed_forward_dropout = keras.layers.Dropout(
+        self._feed_forward_dropout = Dropout(
             dropout,
             seed=offset_seed(seed, 1),
             dtype=dtype,

@@ -23,6 +23,7 @@ from keras_tinygpt.layers.blocks import (
     make_norm,
     offset_seed,
 )
+from keras_tinygpt.layers.dropout import Dropout
 from keras_tinygpt.models.configured import ConfiguredModel, resolve_policy
 from keras_tinygpt.models.initialization import (
     INITIAL_LOGIT_STDDEV,
@@ -183,7 +184,7 @@ class GPT(ConfiguredModel):
         elif config.positions == "sinusoidal":
             x = SinusoidalPositions(dtype=policy, name="position_encoding")(x)
         if config.dropout:
-            x = keras.layers.Dropout(
+            x = Dropout(
                 config.dropout,
                 seed=offset_seed(seed, 0),
                 dtype=policy,

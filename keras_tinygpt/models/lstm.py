@@ -7,6 +7,7 @@ import keras
 
 from keras_tinygpt.checks import check_choice, check_float, check_int
 from keras_tinygpt.layers.blocks import offset_seed
+from keras_tinygpt.layers.dropout import Dropout
 from keras_tinygpt.models.configured import ConfiguredModel, resolve_policy
 from keras_tinygpt.models.initialization import (
     INITIAL_LOGIT_STDDEV,
@@ -136,7 +137,7 @@ def _make_layers(config: LSTMConfig, seed: int, policy) -> dict[str, keras.Layer
         )
         if config.dropout:
             layers.append(
-                keras.layers.Dropout(
+                Dropout(
                     config.dropout,
                     seed=offset_seed(seed, index),
                     dtype=policy,
