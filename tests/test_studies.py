@@ -1,6 +1,7 @@
 """Studies: runs that go on where they stopped, protocols, tables, figures."""
 
 import dataclasses
+import functools
 import json
 
 import keras
@@ -10,12 +11,13 @@ from helpers import to_numpy
 
 import keras_tinygpt as tg
 from keras_tinygpt import cli
-from keras_tinygpt.evaluation import losses_by_position, token_losses
+from keras_tinygpt.evaluation import Scores, losses_by_position, token_losses
 from keras_tinygpt.studies import context, reversal, study
 from keras_tinygpt.studies.book import PROTOCOL, book_study
 from keras_tinygpt.studies.command import draw_study
 from keras_tinygpt.studies.mini import mini_study
 from keras_tinygpt.studies.results import TABLES
+from keras_tinygpt.studies.runs import Row
 from keras_tinygpt.studies.study import Study, Variant, run_study, spread
 
 TEXT = "the fox runs far and the fox rests; then the fox runs home again.\n" * 9
@@ -43,36 +45,53 @@ def small_study(tmp_path):
     )
 
 
-def test_a_study_trains_every_model_once_and_reads_it_afterwards(
-    small_study, tmp_path, monkeypatch
-):
-    results = run_study(small_study, tmp_path / "runs", seeds=2)
-    assert [(row["name"], row["seed"]) for row in results["rows"]] == [
-        (variant.name, seed) for variant in small_study.variants for seed in (0, 1)
-    ]
-    for row in results["rows"]:
-        assert set(row["scores"]) == {"train", "valid"}
-        assert len(row["history"]) == 2
-        assert row["sample"].startswith("the ")
-        assert np.isfinite(row["scores"]["valid"]["nats"])
+@pytest.fixture
+def untrained(monkeypatch):
+    """Runs end at once, with the initial weights and made-up figures; their list."""
+    runs = []
 
-    def never(*args, **kwargs):
-        raise AssertionError("trained again")
+    def fit(run, parts, *, resume):
+        assert resume
+        runs.append((run.name, run.training.seed))
+        build = tg.build_lstm if "LSTM" in run.name else tg.build_gpt
+        model = build(run.config, seed=run.training.seed)
+        row = {"step": 2, "loss": 2.0, "valid_loss": 2.5, "seconds": 1.0}
+        return model, tg.TrainResult([row], 1.0, 9.0, 2, 2.5, "", tg.fingerprint(model))
 
-    monkeypatch.setattr(study, "fit_run", never)
-    assert run_study(small_study, tmp_path / "runs", seeds=2) == results
-    saved = tg.load(tmp_path / "runs" / "gpt-learned-seed1")
-    assert saved.metrics["scores"] == results["rows"][1]["scores"]
+    def score(run, model, result, parts, method):
+        scores = {name: Scores.from_losses(2.0 * len(parts), 1) for name in parts}
+        return Row(run.name, model.count_params(), 2, 1.0, scores)
 
-
-def test_variants_see_the_same_windows_and_seeds_differ(small_study, tmp_path):
-    results = run_study(small_study, tmp_path / "runs", seeds=2)
-    prints = [row["fingerprints"] for row in results["rows"]]
-    assert prints[0]["schedule"] == prints[2]["schedule"] != prints[1]["schedule"]
-    assert prints[0]["initial"] != prints[1]["initial"]
+    monkeypatch.setattr(study, "fit_run", fit)
+    monkeypatch.setattr(study, "score_run", score)
+    monkeypatch.setattr(study, "_sample", lambda model, tokenizer, prompt: prompt)
+    return runs
 
 
-def test_only_trains_what_it_names_and_steps_shorten(small_study, tmp_path):
+def test_a_study_trains_scores_and_samples(small_study, tmp_path):
+    results = run_study(small_study, tmp_path / "runs", only=["GPT, learned"])
+    (row,) = results["rows"]
+    assert set(row["scores"]) == {"train", "valid"}
+    assert row["scores"]["valid"]["nats"] < np.log(30)
+    assert [entry["step"] for entry in row["history"]] == [2, 4]
+    assert row["sample"].startswith("the ") and len(row["sample"]) == 4 + 200
+    saved = tg.load(tmp_path / "runs" / "gpt-learned-seed0")
+    assert saved.metrics["scores"] == row["scores"]
+    assert saved.metrics["fingerprints"] == row["fingerprints"]
+
+
+def test_complete_runs_are_read(small_study, tmp_path, untrained):
+    first = run_study(small_study, tmp_path / "runs", seeds=2)
+    expected = [(v.name, seed) for v in small_study.variants for seed in (0, 1)]
+    assert untrained == expected
+    assert [(row["name"], row["seed"]) for row in first["rows"]] == expected
+    assert run_study(small_study, tmp_path / "runs", seeds=2) == first
+    assert untrained == expected
+    assert len(run_study(small_study, tmp_path / "runs", seeds=3)["rows"]) == 6
+    assert untrained[4:] == [(v.name, 2) for v in small_study.variants]
+
+
+def test_only_trains_what_it_names(small_study, tmp_path, untrained):
     results = run_study(
         small_study, tmp_path / "runs", only=["GPT, no positions"], steps=1
     )
@@ -82,25 +101,13 @@ def test_only_trains_what_it_names_and_steps_shorten(small_study, tmp_path):
         run_study(small_study, tmp_path / "runs", only=["LSTM"])
 
 
-def test_a_folder_of_another_run_is_refused(small_study, tmp_path):
+def test_a_folder_of_another_run_is_refused(small_study, tmp_path, untrained):
     run_study(small_study, tmp_path / "runs", steps=1)
     with pytest.raises(ValueError, match="holds a run with another training; remove"):
         run_study(small_study, tmp_path / "runs", steps=2)
-
-
-def test_an_interrupted_study_goes_on(small_study, tmp_path, monkeypatch):
-    fit = study.fit_run
-
-    def interrupted(run, parts, **settings):
-        if "learned" not in run.name:
-            raise tg.TrainingStopped(2)
-        return fit(run, parts, **settings)
-
-    monkeypatch.setattr(study, "fit_run", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_study(small_study, tmp_path / "runs")
-    monkeypatch.setattr(study, "fit_run", fit)
-    assert len(run_study(small_study, tmp_path / "runs")["rows"]) == 2
+    (tmp_path / "fox.txt").write_text(TEXT.replace("fox", "cat"))
+    with pytest.raises(ValueError, match="holds a run on another text; remove"):
+        run_study(small_study, tmp_path / "runs", steps=1)
 
 
 def test_table_and_figure_of_a_study(small_study, tmp_path, capsys):
@@ -200,10 +207,12 @@ class _Copier(keras.layers.Layer):
         return 50.0 * keras.ops.one_hot(answer, len(reversal.SYMBOLS) + 1)
 
 
-def test_exact_match_needs_every_symbol():
+def test_exact_match_needs_every_symbol(monkeypatch):
     rows = reversal.sequences(5, seed=1)
     tokens = keras.Input((None,), dtype="int32")
     model = keras.Model(tokens, _Copier()(tokens))
+    plain = functools.partial(tg.generate, use_cache=False)  # takes any model
+    monkeypatch.setattr(reversal, "generate", plain)
     assert reversal.exact_match(model, rows, 0.0) == 1.0
     wrong = rows.copy()
     wrong[:2, -1] = (wrong[:2, -1] + 1) % len(reversal.SYMBOLS)
@@ -269,9 +278,12 @@ def test_extended_tables():
     )
 
 
-def test_context_study(small_study, tmp_path, monkeypatch):
+def test_context_study(small_study, tmp_path, untrained, monkeypatch):
     monkeypatch.setattr(context, "book_study", lambda: small_study)
     monkeypatch.setattr(context, "LENGTHS", (8, 16))
+    monkeypatch.setattr(context, "FACTORS", (1, 3))
+    monkeypatch.setattr(context, "COST_GPT", tg.GPTConfig(65, 8, 1, 2, hidden_dim=12))
+    monkeypatch.setattr(context, "COST_LSTM", tg.LSTMConfig(65, hidden_dim=7))
     cli.COMMANDS["study"](["context", "--folder", str(tmp_path / "runs")])
     results = json.loads((tmp_path / "runs" / "context.json").read_text())
     names = [row["name"] for row in results["rows"]]
@@ -281,7 +293,7 @@ def test_context_study(small_study, tmp_path, monkeypatch):
         "GPT, no positions",
     ]
     plain = results["rows"][2]["nats"]
-    assert list(plain) == ["8", "16", "32", "64"]
+    assert list(plain) == ["8", "24"]
     assert [row["length"] for row in results["cost"]] == [8, 16]
     assert results["cost"][1]["products"] > 2 * results["cost"][0]["products"]
 

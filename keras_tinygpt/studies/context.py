@@ -32,6 +32,8 @@ FACTORS = (1, 2, 4, 8)  # windows, in trained windows
 LENGTHS = (128, 256, 512, 1024, 2048)  # tokens, of the cost
 TIMED_STEPS = 5
 VOCAB_SIZE = 65
+COST_GPT = GPTConfig.preset("mini", VOCAB_SIZE, dropout=0.0)
+COST_LSTM = LSTMConfig.preset("mini", VOCAB_SIZE)
 EXTENSION_RULES = ("repeated", "stretched")
 
 
@@ -129,10 +131,8 @@ def measure_cost(lengths: tuple[int, ...]) -> list[dict[str, float]]:
     """
     rows = []
     for length in lengths:
-        gpt = GPTConfig.preset(
-            "mini", VOCAB_SIZE, max_sequence_length=length, dropout=0.0
-        )
-        lstm = LSTMConfig.preset("mini", VOCAB_SIZE, max_sequence_length=length)
+        gpt = dataclasses.replace(COST_GPT, max_sequence_length=length)
+        lstm = dataclasses.replace(COST_LSTM, max_sequence_length=length)
         products = 12 * length * gpt.hidden_dim**2 + 2 * length**2 * gpt.hidden_dim
         rows.append(
             {

@@ -196,18 +196,21 @@ def _train(study: Study, run: Run, corpus: Corpus, tokenizer, parts) -> dict[str
     model, result = fit_run(run, parts, resume=True)
     scored = {name: parts[name] for name in study.scored}
     row = score_run(run, model, result, scored, study.method)
-    language_model = bundle.LanguageModel(model, tokenizer)
     kept = ("step", "loss", "valid_loss", "seconds")
     metrics = {
         **run_metrics(run, model, result, row, corpus, study.corpus, parts),
         "config": dataclasses.asdict(run.config),
         "history": [{k: round(entry[k], 4) for k in kept} for entry in result.history],
-        "sample": language_model.generate(
-            study.prompt, SAMPLE_TOKENS, temperature=SAMPLE_TEMPERATURE, seed=0
-        ),
+        "sample": _sample(model, tokenizer, study.prompt),
     }
     bundle.save(run.folder, model, tokenizer, metrics, overwrite=True)
     return {key: metrics[key] for key in KEPT}
+
+
+def _sample(model, tokenizer, prompt: str) -> str:
+    return bundle.LanguageModel(model, tokenizer).generate(
+        prompt, SAMPLE_TOKENS, temperature=SAMPLE_TEMPERATURE, seed=0
+    )
 
 
 def _summary(done: dict[str, Any]) -> str:
