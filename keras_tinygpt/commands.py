@@ -32,6 +32,7 @@ from keras_tinygpt.models import (
     LSTMConfig,
 )
 from keras_tinygpt.plots import plot_history
+from keras_tinygpt.speed import speed_line
 from keras_tinygpt.studies.recipes import recipe
 from keras_tinygpt.studies.runs import (
     CHECKPOINT,
@@ -114,6 +115,8 @@ def train_command(
         bundles.save(job.folder, model, tokenizer, metrics, overwrite=True)
         rows.append(row)
         histories[job.name] = result.history
+        speed = speed_line(model, result.tokens_per_second, training.sequence_length)
+        print(f"{job.name}: {speed}", flush=True)
     print_table([*rows, *counts])
     plot_history(
         histories,
