@@ -12,6 +12,7 @@ import keras
 from keras import ops
 
 from keras_tinygpt.checks import check_bool, check_choice, check_float, check_int
+from keras_tinygpt.layers.dense import Dense
 from keras_tinygpt.layers.dropout import Dropout
 from keras_tinygpt.layers.positions import RotaryPositions, alibi_bias
 
@@ -228,7 +229,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         dtype = self.dtype_policy
 
         def dense(units, use_bias, name):
-            layer = keras.layers.Dense(units, use_bias=use_bias, dtype=dtype, name=name)
+            layer = Dense(units, use_bias=use_bias, dtype=dtype, name=name)
             layer.build((None, None, hidden_dim))
             return layer
 
@@ -255,7 +256,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             self._dropout = Dropout(
                 self.attention_dropout, seed=self.seed, dtype="float32", name="dropout"
             )
-        self._output = keras.layers.Dense(
+        self._output = Dense(
             hidden_dim, use_bias=self.use_bias, dtype=dtype, name="output"
         )
         self._output.build((None, None, query_dim))
@@ -447,9 +448,7 @@ class CrossAttention(keras.layers.Layer):
         kv_dim = self._kv_heads * self._head_dim
 
         def dense(units, use_bias, name, input_dim):
-            layer = keras.layers.Dense(
-                units, use_bias=use_bias, dtype=self.dtype_policy, name=name
-            )
+            layer = Dense(units, use_bias=use_bias, dtype=self.dtype_policy, name=name)
             layer.build((None, None, input_dim))
             return layer
 

@@ -13,6 +13,7 @@ from keras_tinygpt.layers.attention import (
     CausalMultiHeadAttention,
     padding_mask,
 )
+from keras_tinygpt.layers.dense import Dense
 from keras_tinygpt.layers.dropout import Dropout
 
 ACTIVATIONS = ("gelu", "relu", "relu2", "swiglu")
@@ -84,7 +85,7 @@ class FeedForward(keras.layers.Layer):
         intermediate_dim = self.intermediate_dim or 4 * hidden_dim
 
         def dense(units, input_dim, name):
-            layer = keras.layers.Dense(
+            layer = Dense(
                 units, use_bias=self.use_bias, dtype=self.dtype_policy, name=name
             )
             layer.build((None, input_dim))

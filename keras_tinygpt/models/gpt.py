@@ -23,6 +23,7 @@ from keras_tinygpt.layers.blocks import (
     make_norm,
     offset_seed,
 )
+from keras_tinygpt.layers.dense import Dense
 from keras_tinygpt.layers.dropout import Dropout
 from keras_tinygpt.models.configured import ConfiguredModel, resolve_policy
 from keras_tinygpt.models.initialization import (
@@ -199,7 +200,7 @@ class GPT(ConfiguredModel):
             # Already float32, but Keras 3.15 declares it to be in the compute type.
             logits = keras.ops.cast(logits, "float32")
         else:
-            logits = keras.layers.Dense(
+            logits = Dense(
                 config.vocab_size,
                 use_bias=config.use_bias,
                 dtype="float32",
