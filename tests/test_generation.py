@@ -19,7 +19,12 @@ VOCAB, WINDOW = 17, 13
 CONFIGS = {
     "learned": {},
     "sinusoidal": {"positions": "sinusoidal", "scale_embeddings": True},
-    "rotary": {"positions": "rotary", "num_kv_heads": 2, "qk_norm": True},
+    "rotary": {
+        "positions": "rotary",
+        "num_kv_heads": 2,
+        "qk_norm": True,
+        "kv_shift": True,
+    },
     "alibi": {"positions": "alibi", "attention_window": 5, "tie_embeddings": True},
     "none": {"positions": "none", "norm_position": "post", "normalization": "rms"},
 }
