@@ -6,9 +6,9 @@ from typing import Any
 import keras
 
 from keras_tinygpt.checks import check_choice, check_float, check_int
+from keras_tinygpt.layers import recurrent
 from keras_tinygpt.layers.blocks import offset_seed
 from keras_tinygpt.layers.dropout import Dropout
-from keras_tinygpt.layers.recurrent import FusedLSTM
 from keras_tinygpt.models.configured import ConfiguredModel, resolve_policy
 from keras_tinygpt.models.initialization import (
     INITIAL_LOGIT_STDDEV,
@@ -128,7 +128,7 @@ def _make_layers(config: LSTMConfig, seed: int, policy) -> dict[str, keras.Layer
         )
     for index in range(config.num_layers):
         layers.append(
-            FusedLSTM(
+            recurrent.LSTM(
                 config.hidden_dim,
                 return_sequences=True,
                 return_state=True,
