@@ -273,8 +273,11 @@ def compile_model(model: keras.Model, config: TrainConfig) -> None:
     jit_compile = config.jit_compile
     if jit_compile is None:
         jit_compile = keras.backend.backend() != "torch"
+    optimizer = make_optimizer(config, model)
+    # Left to the first step, this would make TensorFlow trace that step twice.
+    optimizer.build(model.trainable_variables)
     model.compile(
-        optimizer=make_optimizer(config, model),
+        optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=jit_compile,
     )
@@ -346,7 +349,7 @@ def train(
         seed=config.seed,
         name="train_ids",
     )
-    validation = _validation_dataset(valid_ids, length, config)
+    validation = _pipeline(_validation_dataset(valid_ids, length, config))
     initial = fingerprint(model)
     compile_model(model, config)
     run = _Run(config, fingerprint_array(starts), initial)
@@ -376,7 +379,7 @@ def train(
             # A run stopped between two validations finishes that stretch by itself.
             epoch, done = divmod(run.step, every)
             model.fit(
-                WindowDataset(train_ids, micro[run.step * parts :], length),
+                _pipeline(WindowDataset(train_ids, micro[run.step * parts :], length)),
                 steps_per_epoch=(every - done) * parts,
                 initial_epoch=epoch,
                 epochs=epoch + 1 if done else -(-config.steps // every),
@@ -399,6 +402,26 @@ def _validation_dataset(ids, length: int, config: TrainConfig) -> WindowDataset:
     batch_size = min(len(starts), config.batch_size)
     whole = len(starts) // batch_size * batch_size
     return WindowDataset(ids, starts[:whole].reshape(-1, batch_size), length)
+
+
+def _pipeline(dataset: WindowDataset) -> Any:
+    """The dataset in the form `fit` reads it best.
+
+    Left to Keras, TensorFlow would tune its threads now and then, and whoever closes the
+    pipeline waits for the next time, up to a minute.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return dataset
+    import tensorflow as tf
+
+    batch = tf.TensorSpec((None, dataset.sequence_length), tf.int32)
+    pipeline = tf.data.Dataset.from_generator(
+        lambda: iter(dataset), output_signature=(batch, batch)
+    )
+    pipeline = pipeline.apply(tf.data.experimental.assert_cardinality(len(dataset)))
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return pipeline.prefetch(2).with_options(options)
 
 
 def _tensorboard(directory) -> keras.callbacks.Callback:
@@ -534,7 +557,6 @@ class _Checkpoints:
                     f"resume needs the {meaning} of the start of the run; the {key} "
                     f"in {self.state} differs"
                 )
-        model.optimizer.build(model.trainable_variables)
         variables = _all_state(model)
         with np.load(self.folder / name, allow_pickle=False) as arrays:
             saved = {key: arrays[key].shape for key in arrays}

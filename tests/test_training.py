@@ -54,7 +54,7 @@ def weights_of(model):
 
 
 @pytest.mark.backend
-@pytest.mark.parametrize("optimizer", ["adamw", "adam", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_loss_falls(optimizer):
     config = tiny_config(
         steps=60, validate_every=20, optimizer=optimizer, jit_compile=None
@@ -95,7 +95,7 @@ def test_accumulated_gradients_equal_the_large_batch(optimizer):
 
 
 def test_a_number_of_steps_that_validations_do_not_divide():
-    model, result = run(tiny_config(steps=7))
+    model, result = run(tiny_config(steps=7, optimizer="adam"))
     assert [row["step"] for row in result.history] == [3, 6, 7]
     assert int(model.optimizer.iterations) == 7
 
