@@ -407,8 +407,8 @@ def _validation_dataset(ids, length: int, config: TrainConfig) -> WindowDataset:
 def _pipeline(dataset: WindowDataset) -> Any:
     """The dataset in the form `fit` reads it best.
 
-    Left to Keras, TensorFlow would tune its threads now and then, and whoever closes the
-    pipeline waits for the next time, up to a minute.
+    Left to Keras, TensorFlow would tune its threads now and then, and whoever closes
+    the pipeline waits for the next time, up to a minute.
     """
     if keras.backend.backend() != "tensorflow":
         return dataset
