@@ -8,8 +8,8 @@ by hand with `make_optimizer`, `WindowDataset` and `model.fit`.
 
 import contextlib
 import dataclasses
-import json
 import os
+import re
 import signal
 import threading
 import time
@@ -27,7 +27,14 @@ from keras_tinygpt.checks import (
     check_ids,
     check_int,
 )
-from keras_tinygpt.files import file_sha256, replace_file, write_csv, write_json
+from keras_tinygpt.files import (
+    file_sha256,
+    read_sealed,
+    replace_file,
+    sealed,
+    write_csv,
+    write_json,
+)
 from keras_tinygpt.models.initialization import fingerprint
 from keras_tinygpt.text.windows import (
     WindowDataset,
@@ -39,6 +46,8 @@ from keras_tinygpt.text.windows import (
 OPTIMIZERS = ("adamw", "adam", "muon")
 SCHEDULES = ("cosine", "linear", "constant")
 DEFAULT_SEQUENCE_LENGTH = 128
+STEP_FILE = re.compile(r"step_\d{7,}\.npz")
+RUN_KEYS = ("step", "schedule_fingerprint", "initial_fingerprint")
 MAX_WINDOWS = 10**9  # the schedule is kept in memory, 8 bytes a window
 
 
@@ -513,7 +522,7 @@ class _Checkpoints:
         listed = self._read()["checkpoints"] if self.state.exists() else []
         earlier = [c for c in listed if c["arrays"] != name][:1]
         content = {"config": dataclasses.asdict(run.config)}
-        write_json(self.state, {**content, "checkpoints": [newest, *earlier]})
+        write_json(self.state, sealed({**content, "checkpoints": [newest, *earlier]}))
         if run.history:
             write_csv(self.history, run.history)
         names = {checkpoint["arrays"] for checkpoint in (newest, *earlier)}
@@ -522,11 +531,18 @@ class _Checkpoints:
                 old.unlink()
 
     def _read(self) -> dict[str, Any]:
+        content = read_sealed(self.state)
         try:
-            content = json.loads(self.state.read_text("utf-8"))
-            return {name: content[name] for name in ("config", "checkpoints")}
+            saved, listed = dict(content["config"]), list(content["checkpoints"])
+            for checkpoint in listed:
+                if not STEP_FILE.fullmatch(checkpoint["arrays"]):
+                    raise ValueError(f"no checkpoint is named {checkpoint['arrays']!r}")
+                missing = {"sha256", *RUN_KEYS} - set(checkpoint)
+                if missing:
+                    raise ValueError(f"a checkpoint lacks {', '.join(missing)}")
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.state} is damaged: {error}") from error
+        return {"config": saved, "checkpoints": listed}
 
     def _newest_intact(self, checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
         for checkpoint in checkpoints:
