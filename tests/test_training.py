@@ -70,14 +70,14 @@ def test_the_loss_falls(optimizer):
 
 @pytest.mark.backend
 def test_the_same_seed_gives_the_same_weights():
-    first, result = run(tiny_config())
-    second, again = run(tiny_config())
-    for one, two in zip(weights_of(first), weights_of(second), strict=True):
-        np.testing.assert_array_equal(one, two)
+    config = tiny_config(steps=200, validate_every=100, jit_compile=None)
+    first, result = run(config, tiny_model(dropout=0.1), ids=IDS)
+    second, again = run(config, tiny_model(dropout=0.1), ids=IDS)
+    assert tg.fingerprint(first) == tg.fingerprint(second)
     assert result.schedule_fingerprint == again.schedule_fingerprint
-    assert run(tiny_config(seed=1))[1].schedule_fingerprint != (
-        result.schedule_fingerprint
-    )
+    assert [row["valid_loss"] for row in result.history] == [
+        row["valid_loss"] for row in again.history
+    ]
 
 
 @pytest.mark.backend
