@@ -297,6 +297,7 @@ def model_window(model: keras.Model, sequence_length: int | None = None) -> int:
     limit = getattr(getattr(model, "config", None), "max_sequence_length", None)
     if sequence_length is None:
         return limit or DEFAULT_SEQUENCE_LENGTH
+    check_int("sequence_length", sequence_length)
     positions = getattr(getattr(model, "config", None), "positions", None)
     if positions == "learned" and sequence_length > limit:
         raise ValueError(

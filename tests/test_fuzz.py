@@ -9,7 +9,6 @@ import sys
 import warnings
 import zipfile
 
-import numpy as np
 import pytest
 
 import keras_tinygpt as tg
@@ -291,7 +290,7 @@ def test_hostile_arguments_end_with_one_line(
     draw = random.Random(cases)
     text = tmp_path / "text.txt"
     text.write_text(TEXT * 9)
-    ran = 0
+    ran, wrong = 0, []
     for case in range(cases):
         folder = tmp_path / "cases" / str(case)
         folder.mkdir(parents=True)
@@ -304,17 +303,16 @@ def test_hostile_arguments_end_with_one_line(
         except SystemExit as stopped:
             code = stopped.code
         except BaseException as error:
-            raise AssertionError(f"{argv!r} raised {error!r}") from error
-        error = capsys.readouterr().err
-        assert code in (0, 2), argv
-        assert "Traceback" not in error, argv
-        if code == 2:
-            assert error.startswith("tinygpt: error: "), (argv, error)
-            assert len(error.splitlines()) == 1, (argv, error)
-            made = [p for p in folder.rglob("*") if p.name == "model.keras"]
-            assert not made, argv
-        else:
+            wrong.append((argv, repr(error)[:200]))
+        lines = capsys.readouterr().err.splitlines()
+        made = any(path.name == "model.keras" for path in folder.rglob("*"))
+        if code == 0:
             ran += 1
-        shutil.rmtree(folder, ignore_errors=True)
+        elif code != 2 or len(lines) != 1 or made:
+            wrong.append((argv, code, lines, made))
+        elif not lines[0].startswith("tinygpt: error: "):
+            wrong.append((argv, lines))
+        shutil.rmtree(folder)
+    assert not wrong
     assert ran < cases / 2
-    assert np.all([p.name in ("text.txt", "cases") for p in tmp_path.iterdir()])
+    assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "cases"}
