@@ -9,16 +9,13 @@ left out.
 Usage: python examples/benchmark_generation.py [RESULT.json]
 """
 
-import importlib.metadata
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from contenders import start, versions
 
 PROMPT, NEW, VOCAB, WINDOW = 16, 112, 65, 128
 BATCHES, ROUNDS = (1, 64), 5
@@ -111,46 +108,9 @@ def work(maker):
         print(seconds, file=answers, flush=True)
 
 
-def installed(packages):
-    """Whether all packages are there."""
-    try:
-        return all(importlib.metadata.version(name) for name in packages)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
-class Contender:
-    """A process that answers a batch size with the seconds of one run."""
-
-    def __init__(self, maker, backend):
-        self.errors = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--worker", maker],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-            env={**os.environ, "KERAS_BACKEND": backend},
-        )
-
-    def seconds(self, batch):
-        """The time of one run; RuntimeError with its last words if it died."""
-        print(batch, file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        if not answer:
-            self.errors.seek(0)
-            raise RuntimeError((self.errors.read().strip() or "no output")[-300:])
-        return float(answer)
-
-
 def main():
     """Runs the contenders round by round, prints and records the medians."""
-    contenders = {}
-    for name, (maker, backend, packages) in CONTENDERS.items():
-        if installed(packages):
-            contenders[name] = Contender(maker, backend)
-        else:
-            print(f"left out: {name} (needs {' and '.join(packages)})")
+    contenders = start(CONTENDERS, __file__)
     rows = [{"name": name, "tokens_per_second": {}} for name in contenders]
     for batch in BATCHES:
         times = {name: [] for name in contenders}
@@ -164,20 +124,15 @@ def main():
                 f"{row['name']:<28} batch {batch:>3}  {rate:>8,} tokens/s", flush=True
             )
     for contender in contenders.values():
-        contender.process.stdin.close()
+        contender.close()
     if len(sys.argv) > 1:
         packages = ("keras", "tensorflow", "jax", "torch", "transformers", "keras-hub")
-        versions = {
-            name: importlib.metadata.version(name)
-            for name in packages
-            if installed([name])
-        }
         result = {
             "kind": "generation_speed",
             "command": "python examples/benchmark_generation.py",
             "setting": "tokens per second, medians of 5 runs in alternation",
             "rows": rows,
-            "versions": versions,
+            "versions": versions(packages),
         }
         Path(sys.argv[1]).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
 

@@ -1,4 +1,4 @@
-"""The command line: tinygpt train, evaluate, generate, export, inspect.
+"""The command line: tinygpt train, evaluate, generate, export, inspect, study.
 
 Flags come from the config dataclasses. Bad input ends with one line on standard error
 and exit code 2, Ctrl-C with exit code 130; in both cases nothing is half-written.
@@ -19,6 +19,8 @@ import tyro
 from keras_tinygpt import commands
 from keras_tinygpt.bundle import PRETRAINED
 from keras_tinygpt.generation.sampling import SamplingConfig
+from keras_tinygpt.studies.command import study_command
+from keras_tinygpt.studies.recipes import recipe
 from keras_tinygpt.training import TrainConfig, TrainingDiverged
 
 USER_ERRORS = (ValueError, OSError, ImportError, TrainingDiverged, UnicodeError)
@@ -162,6 +164,34 @@ class InspectOptions:
     unknown: str = "error"
 
 
+@dataclasses.dataclass(frozen=True)
+class StudyOptions:
+    """Compare models under stated budgets: a table, a figure, the results as JSON.
+
+    Runs that are complete are read, interrupted ones go on.
+
+    Args:
+        name: book (positions and recurrence), mini (tiny Shakespeare), context (loss
+            by position and past the window; cost by length) or reversal (what the heads
+            learn on a task with a known algorithm).
+        corpus: text of the book, context and mini study; default is the study's own.
+        seeds: runs per model, with seeds 0, 1, and so on.
+        only: name of a model to train now; may be given more than once.
+        steps: updates of every run instead of the study's, for a quick trial.
+        folder: where the runs go; default saved_models/studies/NAME, for context that
+            of book, whose models it reads.
+        out: where NAME.json and the figures go; default is that folder.
+    """
+
+    name: tyro.conf.Positional[Literal["book", "mini", "context", "reversal"]]
+    corpus: str | None = None
+    seeds: int = 3
+    only: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    steps: int | None = None
+    folder: Path | None = None
+    out: Path | None = None
+
+
 def flags_of(config: Any, *without: str) -> type:
     """A dataclass with the fields of `config` and its values as defaults."""
     fields = [
@@ -213,13 +243,13 @@ def _train(argv: list[str]) -> None:
         for field in dataclasses.fields(TrainOptions)
         if field.name in ("architecture", "preset")
     }
-    recipe = commands.recipe(**chosen)
+    preset = recipe(**chosen)
     parts = _parse(
         "train",
         {
             "options": TrainOptions,
-            "model": flags_of(recipe.model, "vocab_size"),
-            "training": flags_of(recipe.training),
+            "model": flags_of(preset.model, "vocab_size"),
+            "training": flags_of(preset.training),
         },
         argv,
     )
@@ -268,12 +298,18 @@ def _inspect(argv: list[str]) -> None:
     )
 
 
+def _study(argv: list[str]) -> None:
+    options = _parse("study", {"options": StudyOptions}, argv)["options"]
+    study_command(options, argv)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "evaluate": _evaluate,
     "generate": _generate,
     "export": _export,
     "inspect": _inspect,
+    "study": _study,
 }
 
 
@@ -316,6 +352,7 @@ def _usage() -> str:
         ("generate", GenerateOptions),
         ("export", ExportOptions),
         ("inspect", InspectOptions),
+        ("study", StudyOptions),
     ):
         lines.append(f"  {name:<10}{options.__doc__.splitlines()[0]}")
     return "\n".join([*lines, "", "tinygpt COMMAND --help lists the flags."])

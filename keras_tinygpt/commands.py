@@ -7,9 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
 import os
-import platform
 import shlex
 import shutil
 import signal
@@ -23,7 +21,7 @@ import numpy as np
 
 from keras_tinygpt import bundle as bundles
 from keras_tinygpt.callbacks import SampleText
-from keras_tinygpt.checks import check_float, check_int
+from keras_tinygpt.checks import check_int
 from keras_tinygpt.evaluation import Scores, evaluate
 from keras_tinygpt.export import formats
 from keras_tinygpt.export.saved_model import export_saved_model
@@ -34,12 +32,20 @@ from keras_tinygpt.inspection.report import write_report
 from keras_tinygpt.models import (
     GPTConfig,
     LSTMConfig,
-    NGram,
-    build_gpt,
-    build_lstm,
-    fingerprint,
 )
 from keras_tinygpt.plots import plot_history
+from keras_tinygpt.speed import speed_line
+from keras_tinygpt.studies.recipes import recipe
+from keras_tinygpt.studies.runs import (
+    CHECKPOINT,
+    Run,
+    count_ngrams,
+    fit_run,
+    print_table,
+    run_metrics,
+    score_run,
+    split_parts,
+)
 from keras_tinygpt.text import (
     ByteTokenizer,
     CharTokenizer,
@@ -55,74 +61,7 @@ from keras_tinygpt.training import (
     TrainingStopped,
     TrainResult,
     model_window,
-    train,
 )
-
-PART_NAMES = ("train", "valid", "test")
-CHECKPOINT = "checkpoints/state.json"
-NGRAMS = ((3, 0.1), (5, 0.01))  # order and add-k of the printed baselines
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """Shape and training of a preset."""
-
-    model: GPTConfig | LSTMConfig
-    training: TrainConfig
-
-
-TRAININGS: dict[tuple[str, str], dict[str, Any]] = {
-    ("gpt", "book"): {"steps": 1200, "learning_rate": 4e-3},
-    ("gpt", "mini"): {"learning_rate": 2e-3},
-    ("gpt", "tiny"): {
-        "optimizer": "muon",
-        "learning_rate": 0.02,
-        "schedule": "linear",
-        "decay_fraction": 0.6,
-    },
-    ("lstm", "book"): {"steps": 1200, "learning_rate": 4e-3},
-    ("lstm", "mini"): {"learning_rate": 4e-3},
-}
-
-
-def recipe(architecture: str, preset: str, vocab_size: int = 1) -> Recipe:
-    """Returns the recipe of a preset; ValueError if there is none."""
-    if (architecture, preset) not in TRAININGS:
-        known = [name for kind, name in TRAININGS if kind == architecture]
-        raise ValueError(
-            f"preset for architecture {architecture!r} must be one of "
-            f"{', '.join(known)}, got {preset!r}"
-        )
-    config = GPTConfig if architecture == "gpt" else LSTMConfig
-    return Recipe(
-        config.preset(preset, vocab_size),
-        TrainConfig(**TRAININGS[architecture, preset]),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    """One model to train."""
-
-    name: str
-    folder: Path
-    config: GPTConfig | LSTMConfig
-    training: TrainConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class _Row:
-    """One line of the table at the end."""
-
-    name: str
-    parameters: int | None
-    steps: int | None
-    seconds: float | None
-    scores: dict[str, Scores]  # by part
-
-    def part_scores(self) -> dict[str, dict[str, float]]:
-        """The scores as plain numbers."""
-        return {name: dataclasses.asdict(s) for name, s in self.scores.items()}
 
 
 def train_command(
@@ -144,7 +83,7 @@ def train_command(
         raise ValueError(
             f"corpus must have at least 2 distinct characters, got {corpus.name} with 1"
         )
-    parts = _split(encode_corpus(corpus, tokenizer), options.split)
+    parts = split_parts(encode_corpus(corpus, tokenizer), options.split)
     make = GPTConfig if options.architecture == "gpt" else LSTMConfig
     config = make(vocab_size=tokenizer.vocab_size, **model_flags)
     length = training.sequence_length or config.max_sequence_length
@@ -158,28 +97,31 @@ def train_command(
 
     kind = options.preset + ("-lstm" if options.architecture == "lstm" else "")
     out = options.out or Path("saved_models", f"{Path(corpus.name).stem}-{kind}")
-    jobs = [_Job(kind, out, config, training)]
+    jobs = [Run(kind, out, config, training, options.precision)]
     if options.with_lstm and options.architecture == "gpt":
         jobs.append(_lstm_beside(jobs[0], options.preset))
     _claim(out, options)
     sizes = ", ".join(f"{name} {len(part):,}" for name, part in parts.items())
     print(f"{corpus.name}: vocabulary {tokenizer.vocab_size}; tokens: {sizes}")
 
-    counts = _count_ngrams(parts, tokenizer.vocab_size)
+    counts = count_ngrams(parts, tokenizer.vocab_size)
     rows, histories = [], {}
     for job in jobs:
         callbacks = [SampleText(tokenizer, prompt)] if options.show_samples else []
         model, result = _fit(job, out, parts, options, argv, callbacks)
-        row = _score(job, model, result, parts)
+        held_out = {name: ids for name, ids in parts.items() if name != "train"}
+        row = score_run(job, model, result, held_out)
         metrics = {
             "command": shlex.join(["tinygpt", "train", *argv]),
-            **_metrics(options, corpus, parts, job, model, result, row),
+            **run_metrics(job, model, result, row, corpus, str(options.corpus), parts),
             "ngrams": {count.name: count.part_scores() for count in counts},
         }
         bundles.save(job.folder, model, tokenizer, metrics, overwrite=True)
         rows.append(row)
         histories[job.name] = result.history
-    _print_table([*rows, *counts])
+        speed = speed_line(model, result.tokens_per_second, training.sequence_length)
+        print(f"{job.name}: {speed}", flush=True)
+    print_table([*rows, *counts])
     plot_history(
         histories,
         out / "curve.png",
@@ -205,19 +147,6 @@ def _check_memory(config: GPTConfig | LSTMConfig) -> None:
         )
 
 
-def _split(ids: np.ndarray, split: tuple[float, ...]) -> dict[str, np.ndarray]:
-    """The parts by name, from fractions or, if all numbers are whole, from counts."""
-    if len(split) not in (2, 3):
-        raise ValueError(f"split must be 2 or 3 numbers, got {len(split)}")
-    for value in split:
-        check_float("split", value, -math.inf)
-    if all(value == int(value) and value != 0 and abs(value) >= 1 for value in split):
-        cut = split_ids(ids, counts=[int(value) for value in split])
-    else:
-        cut = split_ids(ids, fractions=split)
-    return dict(zip(PART_NAMES, cut, strict=False))
-
-
 def _first_line(tokenizer: Any, parts: dict[str, np.ndarray]) -> str:
     """A short prompt: the first whole line of the held-out text."""
     text = tokenizer.decode(parts["valid"][:400])
@@ -225,7 +154,7 @@ def _first_line(tokenizer: Any, parts: dict[str, np.ndarray]) -> str:
     return f"{lines[0][:60]}\n" if lines else text[:60]
 
 
-def _lstm_beside(job: _Job, preset: str) -> _Job:
+def _lstm_beside(job: Run, preset: str) -> Run:
     """The LSTM of the same preset under the same budget."""
     base = recipe("lstm", "mini" if preset == "tiny" else preset)
     config = dataclasses.replace(
@@ -237,7 +166,7 @@ def _lstm_beside(job: _Job, preset: str) -> _Job:
     training = dataclasses.replace(
         base.training, **{name: getattr(job.training, name) for name in shared}
     )
-    return _Job(f"{preset}-lstm", job.folder / "lstm", config, training)
+    return Run(f"{preset}-lstm", job.folder / "lstm", config, training, job.precision)
 
 
 def _claim(out: Path, options: Any) -> None:
@@ -269,25 +198,15 @@ def _set_aside(out: Path) -> Path:
 
 
 def _fit(
-    job: _Job, out: Path, parts, options, argv, callbacks
+    job: Run, out: Path, parts, options, argv, callbacks
 ) -> tuple[keras.Model, TrainResult]:
-    build = build_gpt if isinstance(job.config, GPTConfig) else build_lstm
-    model = build(job.config, seed=job.training.seed, dtype=options.precision)
-    print(
-        f"\n{job.name}: {model.count_params():,} parameters, "
-        f"{job.training.steps:,} steps of {job.training.batch_size} windows of "
-        f"{model_window(model, job.training.sequence_length)} tokens",
-        flush=True,
-    )
+    """Trains; an interruption says what is kept and how to go on."""
     try:
-        result = train(
-            model,
-            parts["train"],
-            parts["valid"],
-            job.training,
-            directory=job.folder,
+        return fit_run(
+            job,
+            parts,
+            resume=options.resume,
             callbacks=callbacks,
-            resume=options.resume and (job.folder / CHECKPOINT).exists(),
             tensorboard=options.tensorboard,
         )
     except KeyboardInterrupt as error:
@@ -298,7 +217,6 @@ def _fit(
         for folder in (job.folder / "checkpoints", job.folder):
             with contextlib.suppress(OSError):
                 folder.rmdir()  # only if nothing was written
-    return model, result
 
 
 def _how_to_go_on(folder: Path, out: Path, argv: list[str]) -> str:
@@ -316,86 +234,6 @@ def _how_to_go_on(folder: Path, out: Path, argv: list[str]) -> str:
     arguments = [a for a in argv if a not in ("--force", "--resume")]
     command = shlex.join(["tinygpt", "train", *arguments, "--resume"])
     return f"{kept}; go on with: {command}"
-
-
-def _score(job: _Job, model, result: TrainResult, parts) -> _Row:
-    scores = {
-        name: evaluate(model, ids) for name, ids in parts.items() if name != "train"
-    }
-    return _Row(
-        job.name, model.count_params(), job.training.steps, result.seconds, scores
-    )
-
-
-def _count_ngrams(parts: dict[str, np.ndarray], vocab_size: int) -> list[_Row]:
-    rows = []
-    for order, k in NGRAMS:
-        if min(map(len, parts.values())) <= order:
-            continue
-        model = NGram(order, k, vocab_size).fit(parts["train"])
-        scores = {
-            name: Scores.from_losses(
-                model.nats(ids) * (len(ids) - order + 1), len(ids) - order + 1
-            )
-            for name, ids in parts.items()
-            if name != "train"
-        }
-        rows.append(_Row(f"{order}-gram, add {k}", None, None, None, scores))
-    return rows
-
-
-def _metrics(options, corpus, parts, job, model, result, row) -> dict[str, Any]:
-    """What a bundle records about its run."""
-    return {
-        "name": job.name,
-        "corpus": {
-            "name": corpus.name,
-            "source": str(options.corpus),
-            "sha256": corpus.sha256,
-        },
-        "split": {name: len(ids) for name, ids in parts.items()},
-        "architecture": "gpt" if isinstance(job.config, GPTConfig) else "lstm",
-        "parameters": row.parameters,
-        "precision": options.precision,
-        "training": dataclasses.asdict(job.training),
-        "scores": row.part_scores(),
-        "seconds": round(result.seconds, 1),
-        "tokens_per_second": round(result.tokens_per_second),
-        "best_step": result.best_step,
-        "fingerprints": {
-            "initial": result.initial_fingerprint,
-            "final": fingerprint(model),
-            "schedule": result.schedule_fingerprint,
-        },
-        "versions": {
-            "keras": keras.version(),
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-            "backend": keras.backend.backend(),
-        },
-    }
-
-
-def _print_table(rows: list[_Row]) -> None:
-    names = list(rows[0].scores)
-    width = max(len(row.name) for row in rows)
-    head = f"{'model':<{width}}  {'parameters':>10}  {'steps':>6}  {'seconds':>7}"
-    for name in names:
-        head += f"  {name + ' nats':>10}  {'perplexity':>10}  {'bits':>5}"
-    print(f"\n{head}")
-    for row in rows:
-        cells = [
-            f"{'' if row.parameters is None else format(row.parameters, ','):>10}",
-            f"{'' if row.steps is None else format(row.steps, ','):>6}",
-            f"{'' if row.seconds is None else format(row.seconds, '.0f'):>7}",
-        ]
-        for name in names:
-            score = row.scores[name]
-            cells.append(
-                f"{score.nats:>10.4f}  {score.perplexity:>10.2f}  "
-                f"{score.bits_per_token:>5.2f}"
-            )
-        print("  ".join([f"{row.name:<{width}}", *cells]))
 
 
 def evaluate_command(options: Any) -> Scores:

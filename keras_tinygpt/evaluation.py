@@ -16,6 +16,7 @@ from keras import ops
 
 from keras_tinygpt.checks import check_choice, check_ids, check_int
 from keras_tinygpt.models.lstm import LSTM
+from keras_tinygpt.text.windows import even_starts
 from keras_tinygpt.training import model_window
 
 METHODS = ("strided", "windows", "stateful")
@@ -129,6 +130,33 @@ def windowed_losses(
         for row, start in enumerate(starts[first : first + batch_size]):
             skip = max(0, scored[first + row] - start)
             yield nats[row, skip:]
+
+
+def losses_by_position(
+    model: keras.Model,
+    ids: np.ndarray,
+    sequence_length: int | None = None,
+    batch_size: int = 64,
+) -> np.ndarray:
+    """Mean loss at each place of the window, over separate windows.
+
+    Args:
+        model: int (B, T) -> logits (B, T, V).
+        ids: int array (n,), more than one window.
+        sequence_length: T; None means the model's window.
+        batch_size: windows per forward pass.
+
+    Returns:
+        float64 array (T,); entry i is the mean nats of the target after i + 1 tokens.
+        A rest shorter than a window is left out.
+    """
+    ids = check_ids(ids, model.output_shape[-1], least=2)
+    length = model_window(model, sequence_length)
+    count = len(even_starts(len(ids), length))
+    windows = windowed_losses(
+        model, ids[: count * length + 1], length, length, batch_size
+    )
+    return np.mean(list(windows)[:count], axis=0, dtype="float64")
 
 
 def _stateful(model: LSTM, ids) -> float:

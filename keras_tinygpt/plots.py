@@ -169,3 +169,56 @@ def plot_loss_by_position(
     axes.set_xticks(places, [f"{place:,}" for place in places])
     axes.minorticks_off()
     _finish(figure, ("tokens of context", "loss (nats per token)"), title, path)
+
+
+def plot_study(
+    histories: Mapping[str, Sequence[Mapping[str, Any]]],
+    values: Mapping[str, Sequence[float]],
+    path: str | Path,
+    *,
+    title: str,
+    baselines: Mapping[str, float] | None = None,
+) -> None:
+    """Draws held-out curves on the left and the final held-out losses on the right.
+
+    Args:
+        histories: validation rows (step, valid_loss) of one run, by name.
+        values: final loss of every run, by the same names.
+        path: PNG file to write.
+        title: of the figure.
+        baselines: losses in nats drawn as lines in both panels, by name.
+    """
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    curves, bars = figure.subplots(1, 2)
+    styles = [(color, line) for line in LINES for color in COLORS]
+    for index, (name, history) in enumerate(histories.items()):
+        color, line = styles[index]
+        steps = [row["step"] for row in history]
+        losses = [row["valid_loss"] for row in history]
+        curves.plot(steps, losses, color=color, linestyle=line, label=name, marker=".")
+    for index, runs in enumerate(values.values()):
+        mean = sum(runs) / len(runs)
+        bars.plot([min(runs), max(runs)], [index, index], color="black", linewidth=1)
+        bars.plot(runs, [index] * len(runs), "o", color=styles[index][0], alpha=0.6)
+        bars.annotate(
+            f"{mean:.3f}",
+            (max(runs), index),
+            (9, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    for index, (name, value) in enumerate((baselines or {}).items()):
+        line = (":", "-.")[index % 2]
+        curves.axhline(value, color="0.45", linestyle=line, label=name)
+        bars.axvline(value, color="0.45", linestyle=line)
+    bars.set_yticks(range(len(values)), list(values), parse_math=False)
+    bars.invert_yaxis()
+    bars.margins(x=0.2)
+    bars.set_xlabel("final held-out loss (nats per token), a dot a seed")
+    bars.grid(axis="x", alpha=0.25)
+    curves.set_xlabel("optimizer step")
+    curves.set_ylabel("held-out loss (nats per token)")
+    curves.grid(alpha=0.25)
+    curves.legend(frameon=False, fontsize="small")
+    figure.suptitle(title)
+    save_figure(figure, path)

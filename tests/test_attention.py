@@ -32,6 +32,8 @@ VARIANTS = {
     "rotary": {"positions": "rotary"},
     "alibi": {"positions": "alibi"},
     "qk-norm": {"qk_norm": True},
+    "kv-shift": {"kv_shift": True},
+    "rotary-shift": {"kv_shift": True, "positions": "rotary", "num_kv_heads": 3},
     "all": {
         "positions": "rotary",
         "num_kv_heads": 2,
@@ -42,7 +44,7 @@ VARIANTS = {
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 some_variants = pytest.mark.parametrize(
-    "variant", ["plain", "grouped", "window", "alibi", "all"]
+    "variant", ["plain", "grouped", "window", "alibi", "rotary-shift", "all"]
 )
 
 
@@ -174,6 +176,7 @@ def test_forbidden_weights_are_zero_and_rows_sum_to_one(variant, dtype):
         ("one-key-head", {}, 2 * 24 * 24 + 2 * 24 * 4 + 24 + 2 * 4 + 24),
         ("all", {"attention_dropout": 0.2, "seed": 3}, 4 * 24 * 16 + 40 + 24 + 8),
         ("alibi", {"use_bias": False, "causal": True}, 4 * 24 * 24),
+        ("kv-shift", {}, 4 * 24 * 24 + 24 + 2 * N),
         ("plain", {"causal": False, "head_dim": 5}, 4 * 24 * 30 + 24),
     ],
 )
@@ -594,6 +597,11 @@ def test_bad_arguments(layer_class, options, message):
             "positions must be one of 'none', 'rotary', 'alibi'",
         ),
         ({"qk_norm": "yes"}, "qk_norm must be True or False, got 'yes'"),
+        ({"kv_shift": 1}, "kv_shift must be True or False, got 1"),
+        (
+            {"kv_shift": True, "attention_window": 3},
+            "kv_shift needs causal=True and attention_window=None, got causal=True",
+        ),
         ({"fused_projections": 0}, "fused_projections must be True or False, got 0"),
         ({"causal": None}, "causal must be True or False, got None"),
         ({"attention_window": 0}, "attention_window must be at least 1, got 0"),

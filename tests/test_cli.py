@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import keras_tinygpt as tg
-from keras_tinygpt import cli, commands
+from keras_tinygpt import cli
+from keras_tinygpt.studies.recipes import TRAININGS, recipe
 
 SMALL = [
     *("--hidden-dim", "12", "--num-heads", "2", "--num-layers", "1"),
@@ -300,6 +301,6 @@ def test_ctrl_c_keeps_the_checkpoint_and_says_how_to_go_on(text_file, tmp_path):
 
 
 def test_recipes_exist_for_every_preset():
-    for architecture, preset in commands.TRAININGS:
-        made = commands.recipe(architecture, preset, vocab_size=65)
+    for architecture, preset in TRAININGS:
+        made = recipe(architecture, preset, vocab_size=65)
         assert made.model.vocab_size == 65

@@ -11,6 +11,7 @@ from helpers import (
     fit_some_steps,
     largest_leak,
     mean_loss,
+    normal,
     randomize,
     to_numpy,
     token_ids,
@@ -18,6 +19,7 @@ from helpers import (
 from keras import ops
 
 import keras_tinygpt as tg
+from keras_tinygpt.layers.recurrent import FusedLSTM
 
 pytestmark = pytest.mark.backend
 
@@ -219,3 +221,24 @@ def test_bad_preset_and_seed():
     for seed in (-1, 2**32):
         with pytest.raises(ValueError, match=f"seed must be between 0 and .*{seed}"):
             small(seed=seed)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_fused_recurrence_equals_the_layer_of_keras(policy):
+    """On PyTorch the two are different code; elsewhere they are one."""
+    options = {"return_sequences": True, "return_state": True, "dtype": policy}
+    fused, plain = FusedLSTM(7, **options), keras.layers.LSTM(7, **options)
+    x = np.random.default_rng(0).standard_normal((3, 11, 5)).astype("float32")
+    for layer in (fused, plain):
+        layer.build(x.shape)
+    plain.set_weights([0.5 * normal(*w.shape, seed=3) for w in fused.get_weights()])
+    fused.set_weights(plain.get_weights())
+    states = [normal(3, 7, seed=1), normal(3, 7, seed=2)]
+    tolerance = 1e-6 if policy == "float32" else 3e-2
+    for initial in (None, states):
+        results = [
+            [to_numpy(y) for y in layer(x, initial_state=initial)]
+            for layer in (fused, plain)
+        ]
+        for mine, theirs in zip(*results, strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=tolerance)

@@ -23,6 +23,8 @@ from keras_tinygpt.layers.blocks import (
     make_norm,
     offset_seed,
 )
+from keras_tinygpt.layers.dense import Dense
+from keras_tinygpt.layers.dropout import Dropout
 from keras_tinygpt.models.configured import ConfiguredModel, resolve_policy
 from keras_tinygpt.models.initialization import (
     INITIAL_LOGIT_STDDEV,
@@ -54,6 +56,8 @@ class GPTConfig:
         qkv_bias: whether query, key and value projections have a bias.
         use_bias: whether all other projections, the untied head included, have one.
         qk_norm: whether queries and keys are RMS-normalised.
+        kv_shift: whether keys and values are mixed with those of the token before, by
+            a learned share per head; not with attention_window.
         tie_embeddings: whether the head shares the token embedding (and has no bias).
         scale_embeddings: whether token vectors are multiplied by sqrt(hidden_dim).
         attention_window: tokens each query reads in each block; None means all.
@@ -78,6 +82,7 @@ class GPTConfig:
     tie_embeddings: bool = False
     scale_embeddings: bool = False
     attention_window: int | None = None
+    kv_shift: bool = False
 
     def __post_init__(self):
         for name in ("vocab_size", "max_sequence_length", "num_layers", "hidden_dim"):
@@ -104,6 +109,11 @@ class GPTConfig:
             raise ValueError(
                 f"num_kv_heads must divide num_heads={self.num_heads}, "
                 f"got {self.num_kv_heads}"
+            )
+        if self.kv_shift and self.attention_window is not None:
+            raise ValueError(
+                "kv_shift needs attention_window=None, got "
+                f"attention_window={self.attention_window}"
             )
         if self.positions == "rotary" and self.head_dim % 2:
             raise ValueError(
@@ -190,7 +200,7 @@ class GPT(ConfiguredModel):
         elif config.positions == "sinusoidal":
             x = SinusoidalPositions(dtype=policy, name="position_encoding")(x)
         if config.dropout:
-            x = keras.layers.Dropout(
+            x = Dropout(
                 config.dropout,
                 seed=offset_seed(seed, 0),
                 dtype=policy,
@@ -205,7 +215,7 @@ class GPT(ConfiguredModel):
             # Already float32, but Keras 3.15 declares it to be in the compute type.
             logits = keras.ops.cast(logits, "float32")
         else:
-            logits = keras.layers.Dense(
+            logits = Dense(
                 config.vocab_size,
                 use_bias=config.use_bias,
                 dtype="float32",
@@ -240,6 +250,7 @@ def _block(config: GPTConfig, index: int, seed: int, policy) -> TransformerBlock
         qkv_bias=config.qkv_bias,
         use_bias=config.use_bias,
         qk_norm=config.qk_norm,
+        kv_shift=config.kv_shift,
         attention_window=config.attention_window,
         seed=offset_seed(seed, 1 + 3 * index),
         dtype=policy,

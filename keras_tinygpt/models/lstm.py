@@ -7,6 +7,8 @@ import keras
 
 from keras_tinygpt.checks import check_choice, check_float, check_int
 from keras_tinygpt.layers.blocks import offset_seed
+from keras_tinygpt.layers.dropout import Dropout
+from keras_tinygpt.layers.recurrent import FusedLSTM
 from keras_tinygpt.models.configured import ConfiguredModel, resolve_policy
 from keras_tinygpt.models.initialization import (
     INITIAL_LOGIT_STDDEV,
@@ -132,7 +134,7 @@ def _make_layers(config: LSTMConfig, seed: int, policy) -> dict[str, keras.Layer
         )
     for index in range(config.num_layers):
         layers.append(
-            keras.layers.LSTM(
+            FusedLSTM(
                 config.hidden_dim,
                 return_sequences=True,
                 return_state=True,
@@ -142,7 +144,7 @@ def _make_layers(config: LSTMConfig, seed: int, policy) -> dict[str, keras.Layer
         )
         if config.dropout:
             layers.append(
-                keras.layers.Dropout(
+                Dropout(
                     config.dropout,
                     seed=offset_seed(seed, index),
                     dtype=policy,

@@ -1,0 +1,68 @@
+"""Processes that are timed in alternation, as the benchmarks beside this file do it.
+
+A worker is the benchmark script itself, called with `--worker MAKER`; it stays alive,
+reads a question a line and answers each with a number.
+"""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tempfile
+
+
+def installed(packages):
+    """Whether all packages are there."""
+    try:
+        return all(importlib.metadata.version(name) for name in packages)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def versions(packages):
+    """Version by name of the packages that are there."""
+    there = [name for name in packages if installed([name])]
+    return {name: importlib.metadata.version(name) for name in there}
+
+
+class Contender:
+    """A process that answers a question with the seconds of one run."""
+
+    def __init__(self, script, maker, backend):
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, script, "--worker", maker],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            env={**os.environ, "KERAS_BACKEND": backend},
+        )
+
+    def seconds(self, question):
+        """The time of one run; RuntimeError with its last words if it died."""
+        print(question, file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        if not answer:
+            self.errors.seek(0)
+            raise RuntimeError((self.errors.read().strip() or "no output")[-300:])
+        return float(answer)
+
+    def close(self):
+        """Lets the process end."""
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def start(contenders, script):
+    """Processes by name, of the contenders whose packages are installed.
+
+    `contenders` maps names to (maker, Keras backend, packages).
+    """
+    running = {}
+    for name, (maker, backend, packages) in contenders.items():
+        if installed(packages):
+            running[name] = Contender(script, maker, backend)
+        else:
+            print(f"left out: {name} (needs {' and '.join(packages)})")
+    return running

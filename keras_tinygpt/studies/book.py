@@ -1,0 +1,54 @@
+"""The book study: the same small budget for every way to tell positions, and an LSTM.
+
+After the matched comparison of a textbook chapter: contiguous 90/10 split, windows of
+100 characters, 64 a batch, 2,501 updates of Adam at 0.002 with the gradient's norm
+clipped at 1, no dropout, the last weights scored on separate windows. Variants start
+from the same tensors wherever their shapes agree and see the same windows. Two more
+rows get a recipe of their own within the same number of updates of the same windows;
+their learning rates were chosen on the last ninth of the training part.
+"""
+
+from keras_tinygpt.models import GPTConfig, LSTMConfig
+from keras_tinygpt.studies.study import Study, Variant
+from keras_tinygpt.text.corpus import EMBEDDED_NAME
+from keras_tinygpt.training import TrainConfig
+
+PROTOCOL = TrainConfig(
+    steps=2501,
+    batch_size=64,
+    optimizer="adam",
+    learning_rate=2e-3,
+    schedule="constant",
+    warmup_steps=0,
+    beta_2=0.999,
+    clip_norm=1.0,
+    validate_every=250,
+    restore_best=False,
+)
+SHAPES = {
+    "GPT, sinusoidal positions": {"positions": "sinusoidal"},
+    "GPT, no positions": {"positions": "none"},
+    "GPT, learned positions": {"positions": "learned"},
+    # Rotation needs an even head width; the others have 4 heads of 21.
+    "GPT, rotary positions, 6 heads": {"positions": "rotary", "num_heads": 6},
+    "GPT, alibi positions": {"positions": "alibi"},
+}
+
+
+def book_study(corpus: str = EMBEDDED_NAME) -> Study:
+    """Returns the study on the corpus of the package or on another text."""
+    variants = [
+        Variant(name, GPTConfig.preset("book", 1, **changes), PROTOCOL)
+        for name, changes in SHAPES.items()
+    ]
+    variants.append(Variant("LSTM", LSTMConfig.preset("book", 1), PROTOCOL))
+    return Study(
+        name="book",
+        title="Positions and recurrence under one protocol",
+        corpus=corpus,
+        split=(0.9, 0.1),
+        variants=tuple(variants),
+        scored=("train", "valid"),
+        method="windows",
+        prompt="The ",
+    )

@@ -1,0 +1,38 @@
+"""The mini study: tiny Shakespeare, counts against an LSTM against a GPT.
+
+The first 1,000,000 characters train, the next 55,000 validate, the rest tests. Every
+row states its budget: quick ones of 1,500 steps of 16 windows, an LSTM at a constant
+rate for 2,000 steps of 64, and the shared loop of 3,000 steps of 64.
+"""
+
+import dataclasses
+
+from keras_tinygpt.studies.recipes import recipe
+from keras_tinygpt.studies.study import Study, Variant
+from keras_tinygpt.text.corpus import SHAKESPEARE_NAME
+
+SPLIT = (1_000_000.0, 55_000.0, 60_394.0)
+
+
+def mini_study(corpus: str = SHAKESPEARE_NAME) -> Study:
+    """Returns the study on tiny Shakespeare; the split needs a text of its length."""
+    gpt, lstm = recipe("gpt", "mini"), recipe("lstm", "mini")
+    variants = [Variant("mini GPT", gpt.model, gpt.training)]
+    variants.append(Variant("mini LSTM", lstm.model, lstm.training))
+    constant = dataclasses.replace(lstm.training, steps=2000, schedule="constant")
+    variants.append(Variant("mini LSTM, constant rate", lstm.model, constant))
+    for name, base in (("mini GPT, quick", gpt), ("mini LSTM, quick", lstm)):
+        quick = dataclasses.replace(base.training, steps=1500, batch_size=16)
+        variants.append(Variant(name, base.model, quick))
+    tiny = recipe("gpt", "tiny")
+    variants.append(Variant("tiny GPT", tiny.model, tiny.training))
+    return Study(
+        name="mini",
+        title="Tiny Shakespeare",
+        corpus=corpus,
+        split=SPLIT,
+        variants=tuple(variants),
+        scored=("valid", "test"),
+        method=None,
+        prompt="ROMEO:\n",
+    )

@@ -1,0 +1,44 @@
+"""What each preset is trained with."""
+
+import dataclasses
+from typing import Any
+
+from keras_tinygpt.models import GPTConfig, LSTMConfig
+from keras_tinygpt.training import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Shape and training of a preset."""
+
+    model: GPTConfig | LSTMConfig
+    training: TrainConfig
+
+
+TRAININGS: dict[tuple[str, str], dict[str, Any]] = {
+    ("gpt", "book"): {"steps": 1200, "learning_rate": 4e-3},
+    ("gpt", "mini"): {"learning_rate": 2e-3},
+    ("gpt", "tiny"): {
+        "optimizer": "muon",
+        "learning_rate": 0.02,
+        "schedule": "linear",
+        "decay_fraction": 0.6,
+    },
+    ("lstm", "book"): {"steps": 1200, "learning_rate": 4e-3},
+    ("lstm", "mini"): {"learning_rate": 4e-3},
+}
+
+
+def recipe(architecture: str, preset: str, vocab_size: int = 1) -> Recipe:
+    """Returns the recipe of a preset; ValueError if there is none."""
+    if (architecture, preset) not in TRAININGS:
+        known = [name for kind, name in TRAININGS if kind == architecture]
+        raise ValueError(
+            f"preset for architecture {architecture!r} must be one of "
+            f"{', '.join(known)}, got {preset!r}"
+        )
+    config = GPTConfig if architecture == "gpt" else LSTMConfig
+    return Recipe(
+        config.preset(preset, vocab_size),
+        TrainConfig(**TRAININGS[architecture, preset]),
+    )
