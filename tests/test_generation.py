@@ -20,6 +20,7 @@ CONFIGS = {
     "learned": {},
     "sinusoidal": {"positions": "sinusoidal", "scale_embeddings": True},
     "rotary": {
+        "num_layers": 2,
         "positions": "rotary",
         "num_kv_heads": 2,
         "qk_norm": True,
@@ -50,7 +51,10 @@ def models():
     built = {
         name: sharpen(
             tg.build_gpt(
-                tg.GPTConfig(VOCAB, WINDOW, 2, 4, hidden_dim=24, **changes), seed=1
+                tg.GPTConfig(
+                    VOCAB, WINDOW, **{"num_layers": 1, "hidden_dim": 24, **changes}
+                ),
+                seed=1,
             )
         )
         for name, changes in CONFIGS.items()

@@ -97,7 +97,7 @@ def test_commands_behind_the_tables_parse():
 
 
 def test_the_table_of_names_is_complete():
-    section = README.split("## What is in it")[1].split("## Files")[0]
+    section = README.split("## What is in it")[1].split("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
     listed = set(re.findall(r"`(\w+)`", "".join(rows)))
     assert listed == set(tg.__all__)
@@ -201,3 +201,11 @@ def test_runs_are_recorded_and_rendered(tmp_path):
     assert "tinygpt train shakespeare  # seed 0" in rendered
     assert "old" not in rendered
     assert render_readme(rendered, tmp_path) == rendered
+
+
+def test_every_promise_has_its_test():
+    named = re.findall(r"`(test_\w+)::(test_\w+)`", README)
+    assert len(named) > 15
+    for file, name in named:
+        source = (ROOT / "tests" / f"{file}.py").read_text("utf-8")
+        assert f"\ndef {name}(" in source, name

@@ -130,6 +130,13 @@ class GPTConfig:
         """Width of one head."""
         return self.hidden_dim // self.num_heads
 
+    def least_weights(self) -> int:
+        """A lower bound of the number of weights, known before a model is built."""
+        wide = self.hidden_dim * (self.intermediate_dim or 4 * self.hidden_dim)
+        block = 2 * self.hidden_dim**2 + 2 * wide  # query, output; feed-forward
+        table = self.max_sequence_length if self.positions == "learned" else 0
+        return self.hidden_dim * (self.vocab_size + table) + self.num_layers * block
+
     @classmethod
     def preset(cls, name: str, vocab_size: int, **changes: Any) -> "GPTConfig":
         """Returns the named shape: "book", "mini" or "tiny", with `changes` applied."""

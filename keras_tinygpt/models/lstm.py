@@ -44,6 +44,12 @@ class LSTMConfig:
             check_int("embedding_dim", self.embedding_dim)
         check_float("dropout", self.dropout, 0.0, 1.0, high_open=True)
 
+    def least_weights(self) -> int:
+        """A lower bound of the number of weights, known before a model is built."""
+        below = self.embedding_dim or self.vocab_size  # inputs of the first layer
+        recurrent = 4 * self.hidden_dim * (below + self.num_layers * self.hidden_dim)
+        return recurrent + self.hidden_dim * self.vocab_size
+
     @classmethod
     def preset(cls, name: str, vocab_size: int, **changes: Any) -> "LSTMConfig":
         """Returns the named shape, "book" or "mini", with `changes` applied."""
