@@ -343,6 +343,14 @@ def test_rows_without_a_key_are_zero_and_train(variant):
         assert np.isfinite(new).all() and np.any(old != new)
 
 
+def test_scores_beyond_half_precision_are_finite():
+    """Scores of 4 x 300^2 / 2 overflow float16, whose largest number is 65,504."""
+    query = ops.cast(300.0 * np.ones((1, 1, 3, 4), "float32"), "float16")
+    outputs, weights = attend(query, query, query, mask=np.tri(3, dtype=bool))
+    np.testing.assert_allclose(to_numpy(weights)[0, 0, 2], 1 / 3, atol=1e-6)
+    np.testing.assert_allclose(to_numpy(outputs), 300.0, rtol=1e-3)
+
+
 # Dropout.
 
 

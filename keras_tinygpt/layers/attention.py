@@ -67,6 +67,8 @@ def attend(query, key, value, mask=None, bias=None, dropout=None, training=None)
     # Grouped heads are folded into the rows of one product per key head.
     query = query * (1.0 / math.sqrt(head_dim))
     query = ops.reshape(query, (rows, -1, head_dim))
+    if keras.backend.standardize_dtype(query.dtype) == "float16":
+        query, key = ops.cast(query, "float32"), ops.cast(key, "float32")  # overflow
     scores = ops.matmul(query, ops.transpose(key, (0, 2, 1)))
     scores = ops.cast(scores, "float32")
     scores = ops.reshape(scores, (-1, num_heads, length, key_length))  # (B, N, T, S)
