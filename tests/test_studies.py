@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shutil
 
 import keras
 import numpy as np
@@ -105,6 +106,16 @@ def test_a_folder_of_another_run_is_refused(small_study, tmp_path, untrained):
     run_study(small_study, tmp_path / "runs", steps=1)
     with pytest.raises(ValueError, match="holds a run with another training; remove"):
         run_study(small_study, tmp_path / "runs", steps=2)
+    path = tmp_path / "runs" / "gpt-learned-seed0" / "metrics.json"
+    content = json.loads(path.read_text())
+    del content["metrics"]["config"]["kv_shift"]  # a field that came later
+    path.write_text(json.dumps(content))
+    run_study(small_study, tmp_path / "runs", steps=1)
+    del content["metrics"]["config"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="metrics.json is not of a study: 'config'"):
+        run_study(small_study, tmp_path / "runs", steps=1)
+    shutil.rmtree(path.parent)
     (tmp_path / "fox.txt").write_text(TEXT.replace("fox", "cat"))
     with pytest.raises(ValueError, match="holds a run on another text; remove"):
         run_study(small_study, tmp_path / "runs", steps=1)

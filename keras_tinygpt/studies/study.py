@@ -177,14 +177,23 @@ def _finished(run: Run, corpus: Corpus, parts) -> dict[str, Any] | None:
     if not path.exists():
         return None
     metrics = json.loads(path.read_text("utf-8"))["metrics"]
+    try:  # fields that came later have their defaults
+        saved = {
+            "training": TrainConfig(**metrics["training"]),
+            "config": type(run.config)(**metrics["config"]),
+            "precision": metrics["precision"],
+            "split": metrics["split"],
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not of a study: {error}") from error
     expected = {
-        "training": dataclasses.asdict(run.training),
-        "config": dataclasses.asdict(run.config),
+        "training": run.training,
+        "config": run.config,
         "precision": run.precision,
         "split": {name: len(ids) for name, ids in parts.items()},
     }
     for key, value in expected.items():
-        if metrics.get(key) != value:
+        if saved[key] != value:
             raise ValueError(f"{run.folder} holds a run with another {key}; remove it")
     if metrics["corpus"]["sha256"] != corpus.sha256:
         raise ValueError(f"{run.folder} holds a run on another text; remove it")
