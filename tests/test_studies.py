@@ -184,6 +184,12 @@ def test_book_protocol():
         sizes[variant.name] = build(config).count_params()
     assert sizes["GPT, sinusoidal positions"] == sizes["GPT, no positions"] == 132_488
     assert sizes["LSTM"] == 132_712
+    for variant in made.variants[6:]:
+        assert variant.training.steps == 2501 and variant.training.batch_size == 64
+        assert not variant.training.restore_best
+        config = dataclasses.replace(variant.config, vocab_size=104)
+        build = tg.build_lstm if "LSTM" in variant.name else tg.build_gpt
+        assert build(config).count_params() <= 133_224
 
 
 def test_mini_protocol_states_the_published_budgets():

@@ -3,12 +3,18 @@
 After the matched comparison of a textbook chapter: contiguous 90/10 split, windows of
 100 characters, 64 a batch, 2,501 updates of Adam at 0.002 with the gradient's norm
 clipped at 1, no dropout, the last weights scored on separate windows. Variants start
-from the same tensors wherever their shapes agree and see the same windows. Two more
-rows get a recipe of their own within the same number of updates of the same windows;
-their learning rates were chosen on the last ninth of the training part.
+from the same tensors wherever their shapes agree and see the same windows.
+
+Two more rows get a recipe of their own within as many parameters and as many updates of
+the same windows: dropout 0.2 for both; for the GPT what the `tiny` preset is made of,
+nothing searched; for the LSTM AdamW and a cosine decay from the best of three rates
+(0.004, 0.008, 0.016), chosen on the last ninth of the training part in 800 steps.
 """
 
+import dataclasses
+
 from keras_tinygpt.models import GPTConfig, LSTMConfig
+from keras_tinygpt.studies.recipes import recipe
 from keras_tinygpt.studies.study import Study, Variant
 from keras_tinygpt.text.corpus import EMBEDDED_NAME
 from keras_tinygpt.training import TrainConfig
@@ -33,6 +39,23 @@ SHAPES = {
     "GPT, rotary positions, 6 heads": {"positions": "rotary", "num_heads": 6},
     "GPT, alibi positions": {"positions": "alibi"},
 }
+OWN_GPT = {
+    "positions": "rotary",
+    "normalization": "rms",
+    "activation": "relu2",
+    "qk_norm": True,
+    "kv_shift": True,
+    "qkv_bias": False,
+    "use_bias": False,
+    "dropout": 0.2,
+}
+OWN_LSTM_TRAINING = {
+    "optimizer": "adamw",
+    "learning_rate": 8e-3,
+    "schedule": "cosine",
+    "warmup_steps": 100,
+    "beta_2": 0.99,
+}
 
 
 def book_study(corpus: str = EMBEDDED_NAME) -> Study:
@@ -42,6 +65,12 @@ def book_study(corpus: str = EMBEDDED_NAME) -> Study:
         for name, changes in SHAPES.items()
     ]
     variants.append(Variant("LSTM", LSTMConfig.preset("book", 1), PROTOCOL))
+    tiny = recipe("gpt", "tiny")
+    shape = GPTConfig.preset("book", 1, num_heads=6, scale_embeddings=False, **OWN_GPT)
+    variants.append(Variant("GPT, own recipe", shape, _budget(tiny.training)))
+    shape = LSTMConfig.preset("book", 1, dropout=0.2)
+    training = dataclasses.replace(PROTOCOL, **OWN_LSTM_TRAINING)
+    variants.append(Variant("LSTM, own recipe", shape, training))
     return Study(
         name="book",
         title="Positions and recurrence under one protocol",
@@ -52,3 +81,9 @@ def book_study(corpus: str = EMBEDDED_NAME) -> Study:
         method="windows",
         prompt="The ",
     )
+
+
+def _budget(training: TrainConfig) -> TrainConfig:
+    """The protocol's updates, windows and scoring with another optimizer."""
+    kept = ("steps", "batch_size", "clip_norm", "validate_every", "restore_best")
+    return dataclasses.replace(training, **{k: getattr(PROTOCOL, k) for k in kept})

@@ -23,6 +23,7 @@ TRAININGS: dict[tuple[str, str], dict[str, Any]] = {
         "learning_rate": 0.02,
         "schedule": "linear",
         "decay_fraction": 0.6,
+        "final_learning_rate_fraction": 0.0,
     },
     ("lstm", "book"): {"steps": 1200, "learning_rate": 4e-3},
     ("lstm", "mini"): {"learning_rate": 4e-3},
