@@ -15,6 +15,7 @@ from keras_tinygpt.models import (
     fingerprint,
 )
 from keras_tinygpt.text import (
+    BPETokenizer,
     ByteTokenizer,
     CharTokenizer,
     Corpus,
@@ -34,6 +35,7 @@ from keras_tinygpt.training import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "BPETokenizer",
     "ByteTokenizer",
     "CharTokenizer",
     "Corpus",

@@ -40,7 +40,7 @@ def save(
     Args:
         path: the folder; its parents are made.
         model: from `build_gpt` or `build_lstm`.
-        tokenizer: a `CharTokenizer` or `ByteTokenizer`; its vocab_size is the model's.
+        tokenizer: one of this package; its vocab_size is the model's.
         metrics: anything JSON can hold.
         overwrite: whether an existing bundle at `path` is replaced.
 
@@ -152,10 +152,20 @@ class LanguageModel:
         prompts = [
             self._encode(text, unknown) for text in ([prompt] if single else prompt)
         ]
+        stops = self._stops(stop)
+        in_text = bool(stops) and not self.tokenizer.concatenates
         outputs = generate(
-            self.model, prompts, max_new_tokens, stop=self._stops(stop), **settings
+            self.model,
+            prompts,
+            max_new_tokens,
+            stop=() if in_text else [self.tokenizer.encode(text) for text in stops],
+            **settings,
         )
         texts = [self.tokenizer.decode(tokens) for tokens in outputs]
+        if in_text:
+            lengths = [len(self.tokenizer.decode(tokens)) for tokens in prompts]
+            pairs = zip(texts, lengths, strict=True)
+            texts = [_cut(text, stops, length) for text, length in pairs]
         return texts[0] if single else texts
 
     def stream(
@@ -171,14 +181,17 @@ class LanguageModel:
 
         Takes the arguments of `generate`; the prompt is not repeated.
         """
+        stops = self._stops(stop)
+        in_text = bool(stops) and not self.tokenizer.concatenates
         pieces = stream(
             self.model,
             self._encode(prompt, unknown),
             max_new_tokens,
-            stop=self._stops(stop),
+            stop=() if in_text else [self.tokenizer.encode(text) for text in stops],
             **settings,
         )
-        return self._decode(pieces)
+        texts = self._decode(pieces)
+        return _cut_stream(texts, stops) if in_text else texts
 
     def _decode(self, pieces: Iterator[np.ndarray]) -> Iterator[str]:
         decoder = self.tokenizer.stream_decoder()
@@ -198,11 +211,38 @@ class LanguageModel:
             )
         return tokens
 
-    def _stops(self, stop: str | Sequence[str]) -> list[np.ndarray]:
+    @staticmethod
+    def _stops(stop: str | Sequence[str]) -> list[str]:
         stops = [stop] if isinstance(stop, str) else list(stop)
         if "" in stops:
             raise ValueError("stop must not be an empty string")
-        return [self.tokenizer.encode(text) for text in stops]
+        return stops
+
+
+def _cut(text: str, stops: list[str], start: int) -> str:
+    """The text as far as the stop that is complete first, looking from `start` on."""
+    found = [(text.find(stop, start), stop) for stop in stops]
+    ends = [(place + len(stop), place) for place, stop in found if place >= 0]
+    return text[: min(ends)[1]] if ends else text
+
+
+def _cut_stream(pieces: Iterator[str], stops: list[str]) -> Iterator[str]:
+    """The pieces of a text as far as its first stop; what may begin one is held."""
+    held = ""
+    for piece in pieces:
+        held += piece
+        text = _cut(held, stops, 0)
+        if len(text) < len(held):
+            if text:
+                yield text
+            return
+        beginnings = [stop[:size] for stop in stops for size in range(1, len(stop))]
+        keep = max((len(b) for b in beginnings if held.endswith(b)), default=0)
+        if len(held) > keep:
+            yield held[: len(held) - keep]
+        held = held[len(held) - keep :]
+    if held:
+        yield held
 
 
 def load(path: str | os.PathLike) -> LanguageModel:

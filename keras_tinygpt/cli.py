@@ -37,9 +37,12 @@ class TrainOptions:
         preset: shape of the model and recipe of the training; other flags change
             single values of it. tiny is for the gpt only.
         with_lstm: whether an LSTM of the same preset is trained too, for comparison.
-        tokenizer: char (one token a character) or byte (UTF-8 bytes).
+        tokenizer: char (one token a character), byte (UTF-8 bytes) or bpe (byte pairs
+            learned on the training part; needs the tokenizers package).
+        vocab_size: most tokens of the bpe tokenizer, at least 256; default is 2048.
         split: fractions (0.9 0.1) or token counts (1000000 55000 60394) of the
-            training, validation and optional test part, in the order of the text.
+            training, validation and optional test part, in the order of the text; for
+            bpe counts of characters.
         out: folder of the run; default saved_models/CORPUS-PRESET.
         force: whether an existing run in that folder is replaced; it waits under the
             name OUT.previous until the new one is complete.
@@ -55,7 +58,8 @@ class TrainOptions:
     architecture: Literal["gpt", "lstm"] = "gpt"
     preset: Literal["book", "mini", "tiny"] = "book"
     with_lstm: bool = False
-    tokenizer: Literal["char", "byte"] = "char"
+    tokenizer: Literal["char", "byte", "bpe"] = "char"
+    vocab_size: int | None = None
     split: tuple[float, ...] = (0.9, 0.1)
     out: Path | None = None
     force: bool = False

@@ -36,6 +36,7 @@ from keras_tinygpt.speed import speed_line
 from keras_tinygpt.studies.recipes import recipe
 from keras_tinygpt.studies.runs import (
     CHECKPOINT,
+    Row,
     Run,
     count_ngrams,
     fit_run,
@@ -45,8 +46,10 @@ from keras_tinygpt.studies.runs import (
     split_parts,
 )
 from keras_tinygpt.text import (
+    BPETokenizer,
     ByteTokenizer,
     CharTokenizer,
+    Corpus,
     encode_corpus,
     even_starts,
     load_corpus,
@@ -61,6 +64,8 @@ from keras_tinygpt.training import (
     model_window,
 )
 
+BPE_VOCAB_SIZE = 2048
+
 
 def train_command(
     options: Any, model_flags: dict[str, Any], training: TrainConfig, argv: list[str]
@@ -74,14 +79,7 @@ def train_command(
         argv: the flags as typed, for the line that says how to go on.
     """
     corpus = load_corpus(options.corpus)
-    tokenizer = ByteTokenizer()
-    if options.tokenizer == "char":
-        tokenizer = CharTokenizer.from_text(corpus)
-    if tokenizer.vocab_size < 2:
-        raise ValueError(
-            f"corpus must have at least 2 distinct characters, got {corpus.name} with 1"
-        )
-    parts = split_parts(encode_corpus(corpus, tokenizer), options.split)
+    tokenizer, parts, characters = _tokenize(corpus, options)
     make = GPTConfig if options.architecture == "gpt" else LSTMConfig
     config = make(vocab_size=tokenizer.vocab_size, **model_flags)
     length = training.sequence_length or config.max_sequence_length
@@ -100,16 +98,20 @@ def train_command(
     sizes = ", ".join(f"{name} {len(part):,}" for name, part in parts.items())
     print(f"{corpus.name}: vocabulary {tokenizer.vocab_size}; tokens: {sizes}")
 
+    rates = {name: len(ids) / characters[name] for name, ids in parts.items()}
     counts = count_ngrams(parts, tokenizer.vocab_size)
+    counts = [_with_rates(row, rates) for row in counts]
     rows, histories = [], {}
     for job in jobs:
         callbacks = [SampleText(tokenizer, prompt)] if options.show_samples else []
         model, result = _fit(job, out, parts, options, argv, callbacks)
         held_out = {name: ids for name, ids in parts.items() if name != "train"}
-        row = score_run(job, model, result, held_out)
+        row = _with_rates(score_run(job, model, result, held_out), rates)
         metrics = {
             "command": shlex.join(["tinygpt", "train", *argv]),
             **run_metrics(job, model, result, row, corpus, str(options.corpus), parts),
+            "tokenizer": tokenizer.kind,
+            "characters": characters,
             "ngrams": {count.name: count.part_scores() for count in counts},
         }
         bundles.save(job.folder, model, tokenizer, metrics, overwrite=True)
@@ -130,6 +132,49 @@ def train_command(
     print(f"\n\nsaved {out}: model.keras, tokenizer.json, metrics.json, curve.png")
     print(f"continue a text: tinygpt generate {shlex.quote(str(out))} 'your prompt'")
     return out
+
+
+def _tokenize(
+    corpus: Corpus, options: Any
+) -> tuple[Any, dict[str, np.ndarray], dict[str, int]]:
+    """The tokenizer, the ids of each part, and how many characters each part has.
+
+    Characters and bytes are cut into parts as tokens. For byte pairs the text is cut,
+    so that they are learned on the training part alone.
+    """
+    if options.tokenizer == "bpe":
+        codes = np.frombuffer(corpus.text.encode("utf-32-le"), "<u4")
+        texts = {
+            name: part.tobytes().decode("utf-32-le")
+            for name, part in split_parts(codes, options.split).items()
+        }
+        size = BPE_VOCAB_SIZE if options.vocab_size is None else options.vocab_size
+        tokenizer = BPETokenizer.from_text(texts["train"], size)
+        parts = {
+            name: tokenizer.encode(text, dtype=tokenizer.ids_dtype)
+            for name, text in texts.items()
+        }
+        return tokenizer, parts, {name: len(text) for name, text in texts.items()}
+    if options.vocab_size is not None:
+        raise ValueError(
+            f"vocab_size needs --tokenizer bpe, got {options.vocab_size} with "
+            f"{options.tokenizer}"
+        )
+    tokenizer = ByteTokenizer()
+    if options.tokenizer == "char":
+        tokenizer = CharTokenizer.from_text(corpus)
+    if tokenizer.vocab_size < 2:
+        raise ValueError(
+            f"corpus must have at least 2 distinct characters, got {corpus.name} with 1"
+        )
+    parts = split_parts(encode_corpus(corpus, tokenizer), options.split)
+    characters = {name: len(tokenizer.decode(ids)) for name, ids in parts.items()}
+    return tokenizer, parts, characters
+
+
+def _with_rates(row: Row, rates: dict[str, float]) -> Row:
+    """A row that knows how many tokens a character takes in each part."""
+    return dataclasses.replace(row, tokens_per_character=rates)
 
 
 def _first_line(tokenizer: Any, parts: dict[str, np.ndarray]) -> str:
@@ -241,7 +286,7 @@ def evaluate_command(options: Any) -> Scores:
     print(
         f"{title}: {scores.nats:.4f} nats per token, perplexity "
         f"{scores.perplexity:.3f}, {scores.bits_per_token:.4f} bits per token, "
-        f"{scores.bits_per_token * scores.tokens / len(text):.4f} bits per character, "
+        f"{scores.bits_per_token * len(ids) / len(text):.4f} bits per character, "
         f"{scores.tokens:,} tokens scored"
     )
     return scores
@@ -260,9 +305,13 @@ def _held_out_part(
             f"corpus {metrics['corpus']['source']} is not the text the model was "
             "trained on (its sha256 differs); name the text to score"
         )
-    split = metrics["split"]
-    ids = encode_corpus(corpus, language_model.tokenizer)
-    ids = split_ids(ids, counts=list(split.values()))[-1]
+    split, tokenizer = metrics["split"], language_model.tokenizer
+    if tokenizer.concatenates:
+        ids = encode_corpus(corpus, tokenizer)
+        ids = split_ids(ids, counts=list(split.values()))[-1]
+    else:  # the text was cut, not its tokens
+        ends = np.cumsum(list(metrics["characters"].values()))
+        ids = tokenizer.encode(corpus.text[ends[-2] : ends[-1]])
     return ids, f"{corpus.name}, {list(split)[-1]} part"
 
 

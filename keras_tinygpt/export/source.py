@@ -26,8 +26,8 @@ def check_exportable(model: keras.Model, tokenizer: Any) -> None:
         )
     if not isinstance(tokenizer, (CharTokenizer, ByteTokenizer)):
         raise ValueError(
-            "tokenizer must be a CharTokenizer or a ByteTokenizer, "
-            f"got {type(tokenizer).__name__}"
+            "tokenizer must be a CharTokenizer or a ByteTokenizer to be exported in "
+            f"this format, got {type(tokenizer).__name__}"
         )
     if model.quantization is not None:
         raise ValueError(
