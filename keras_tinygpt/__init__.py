@@ -1,7 +1,7 @@
 """Small GPTs for Keras: layers, models, training, generation."""
 
 from keras_tinygpt import inspection, layers
-from keras_tinygpt.bundle import LanguageModel, load, save
+from keras_tinygpt.bundle import LanguageModel, from_pretrained, load, save
 from keras_tinygpt.callbacks import SampleText
 from keras_tinygpt.evaluation import Scores, evaluate
 from keras_tinygpt.export.saved_model import export_saved_model
@@ -55,6 +55,7 @@ __all__ = [
     "evaluate",
     "export_saved_model",
     "fingerprint",
+    "from_pretrained",
     "generate",
     "inspection",
     "layers",

@@ -19,6 +19,7 @@ import numpy as np
 from keras_tinygpt.export.reading import is_saved_model, read_saved_model
 from keras_tinygpt.files import check_format_version, write_json
 from keras_tinygpt.generation import generate, stream
+from keras_tinygpt.pretrained.reading import is_pretrained, read_pretrained
 from keras_tinygpt.text.tokenizers import load_tokenizer
 
 FORMAT_VERSION = 1
@@ -103,6 +104,8 @@ def check_free(path: Path, overwrite: bool) -> None:
 
 def check_pair(model: keras.Model, tokenizer: Any) -> None:
     """Raises ValueError unless the two have equally many tokens."""
+    if tokenizer is None:
+        raise ValueError("tokenizer must be one of this package, got None")
     vocab_size = model.output_shape[-1]
     if vocab_size != tokenizer.vocab_size:
         raise ValueError(
@@ -116,14 +119,16 @@ class LanguageModel:
 
     Attributes:
         model: the Keras model.
-        tokenizer: turns text into token ids and back.
+        tokenizer: turns text into token ids and back; None for a pretrained folder
+            without one.
         metrics: what was recorded when the bundle was saved.
     """
 
     def __init__(
         self, model: keras.Model, tokenizer: Any, metrics: dict[str, Any] | None = None
     ):
-        check_pair(model, tokenizer)
+        if tokenizer is not None:
+            check_pair(model, tokenizer)
         self.model = model
         self.tokenizer = tokenizer
         self.metrics = metrics or {}
@@ -181,6 +186,7 @@ class LanguageModel:
 
         Takes the arguments of `generate`; the prompt is not repeated.
         """
+        self.check_tokenizer()
         stops = self._stops(stop)
         in_text = bool(stops) and not self.tokenizer.concatenates
         pieces = stream(
@@ -203,7 +209,14 @@ class LanguageModel:
         if rest:
             yield rest
 
+    def check_tokenizer(self) -> None:
+        """Raises ValueError, with the reason, if there is no tokenizer."""
+        if self.tokenizer is None:
+            reason = self.metrics.get("source", {}).get("tokenizer", "none")
+            raise ValueError(f"text needs a tokenizer, the model has {reason}")
+
     def _encode(self, text: str, unknown: str) -> np.ndarray:
+        self.check_tokenizer()
         tokens = self.tokenizer.encode(text, unknown=unknown)
         if not len(tokens):
             raise ValueError(
@@ -249,7 +262,8 @@ def load(path: str | os.PathLike) -> LanguageModel:
     """Loads a bundle folder, a SavedModel, or "tiny-shakespeare", the packaged model.
 
     A folder that `export_saved_model` wrote gives a float32 model with the weights it
-    holds, on any backend.
+    holds, on any backend. A folder as transformers writes them is read as by
+    `from_pretrained`.
 
     Raises:
         FileNotFoundError: if the folder or one of its files is missing.
@@ -262,6 +276,8 @@ def load(path: str | os.PathLike) -> LanguageModel:
         raise FileNotFoundError(f"a bundle is a folder with {MODEL}; {path} {what}")
     if is_saved_model(path) and not (path / MODEL).exists():
         return LanguageModel(*read_saved_model(path))
+    if is_pretrained(path) and not (path / MODEL).exists():
+        return from_pretrained(path)
     for name in (MODEL, TOKENIZER):
         if not (path / name).is_file():
             raise FileNotFoundError(f"{path} is not a bundle: it has no {name}")
@@ -275,6 +291,35 @@ def load(path: str | os.PathLike) -> LanguageModel:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(f"{path / MODEL} cannot be read: {reason}") from error
     return LanguageModel(model, tokenizer, metrics)
+
+
+def from_pretrained(
+    path: str | os.PathLike,
+    *,
+    max_sequence_length: int | None = None,
+    dtype: Any = None,
+) -> LanguageModel:
+    """Reads a GPT-2, Llama, Mistral or Qwen2 as transformers keeps it in a folder.
+
+    The logits are those of transformers. A model whose output projection has biases
+    where others have none gets zeros there.
+
+    Args:
+        path: a local folder with `config.json`, `model.safetensors` (or the index of
+            several) and, for text, `tokenizer.json` or `vocab.json` and `merges.txt`.
+            Without a tokenizer that this package reads, which `metrics` then says,
+            `model` still works on token ids.
+        max_sequence_length: a shorter window than the model's, whose caches take less
+            memory; None means the model's.
+        dtype: Keras dtype policy, such as "mixed_bfloat16"; None means the global one.
+
+    Raises:
+        FileNotFoundError: if the folder or one of its files is missing.
+        ImportError: if safetensors or tokenizers is missing.
+        ValueError: if a field of config.json has a value that no `GPTConfig` has, or a
+            file is damaged.
+    """
+    return LanguageModel(*read_pretrained(Path(path), max_sequence_length, dtype))
 
 
 def find_bundle(path: str | os.PathLike) -> Path:

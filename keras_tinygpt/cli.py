@@ -97,8 +97,9 @@ class GenerateOptions:
     """Continue a prompt with a saved model, printed as it is made.
 
     Args:
-        bundle: folder made by tinygpt train, or SavedModel made by tinygpt export;
-            default is the model in the package.
+        bundle: folder made by tinygpt train, SavedModel made by tinygpt export, or
+            GPT-2, Llama, Mistral or Qwen2 in a transformers folder; default is the
+            model in the package.
         prompt: text to continue; read from standard input when empty or left out, or
             "ROMEO:" at a terminal with the model in the package.
         max_new_tokens: most tokens to add.
@@ -130,17 +131,18 @@ class ExportOptions:
     Args:
         bundle: folder made by tinygpt train.
         format: saved_model (a TensorFlow folder: text in, text out); onnx, litert or
-            openvino (a folder with the graphs of a cached step); int8 (a bundle with
-            matrices of int8, a third of the size); or weights (a file for load_weights
-            of the same Keras model).
+            openvino (a folder with the graphs of a cached step); safetensors (a GPT-2
+            or Llama folder for transformers); int8 (a bundle with matrices of int8, a
+            third of the size); or weights (a file for load_weights of the same Keras
+            model).
         out: folder or file to write; default is in the bundle, named by the format.
         force: whether what is there already is replaced.
     """
 
     bundle: tyro.conf.Positional[Path]
-    format: Literal["saved_model", "onnx", "litert", "openvino", "int8", "weights"] = (
-        "saved_model"
-    )
+    format: Literal[
+        "saved_model", "onnx", "litert", "openvino", "safetensors", "int8", "weights"
+    ] = "saved_model"
     out: Path | None = None
     force: bool = False
 

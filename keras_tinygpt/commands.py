@@ -32,6 +32,7 @@ from keras_tinygpt.models import (
     LSTMConfig,
 )
 from keras_tinygpt.plots import plot_history
+from keras_tinygpt.pretrained.writing import export_safetensors
 from keras_tinygpt.speed import speed_line
 from keras_tinygpt.studies.recipes import recipe
 from keras_tinygpt.studies.runs import (
@@ -266,9 +267,16 @@ def _how_to_go_on(folder: Path, out: Path, argv: list[str]) -> str:
     return f"{kept}; go on with: {command}"
 
 
+def _load(path: Path) -> bundles.LanguageModel:
+    """A model that reads and writes text."""
+    language_model = bundles.load(path)
+    language_model.check_tokenizer()
+    return language_model
+
+
 def evaluate_command(options: Any) -> Scores:
     """Scores a bundle on a text and prints the figures; see `cli.EvaluateOptions`."""
-    language_model = bundles.load(options.bundle)
+    language_model = _load(options.bundle)
     tokenizer = language_model.tokenizer
     if options.corpus is None:
         ids, title = _held_out_part(language_model, options.bundle)
@@ -322,7 +330,7 @@ def inspect_command(options: Any, sampling: SamplingConfig) -> Path:
         options: a `cli.InspectOptions`.
         sampling: temperature and filters of the next-token view.
     """
-    language_model = bundles.load(options.bundle)
+    language_model = _load(options.bundle)
     model, tokenizer = language_model.model, language_model.tokenizer
     held_out, title = _inspected_text(language_model, options)
     length = model_window(model)
@@ -384,7 +392,7 @@ def generate_command(options: Any, sampling: dict[str, Any]) -> None:
                 "prompt on standard input must be UTF-8, got byte "
                 f"0x{error.object[error.start]:02x} at offset {error.start}"
             ) from error
-    language_model = bundles.load(options.bundle)
+    language_model = _load(options.bundle)
     for index in range(options.num_samples):
         if options.num_samples > 1:
             print(f"{'' if index == 0 else chr(10)}--- sample {index + 1} ---")
@@ -416,7 +424,7 @@ def export_command(options: Any) -> Path:
     """Writes a bundle in another format; see `cli.ExportOptions`."""
     name, write = EXPORTS[options.format]
     out = options.out or options.bundle / name
-    language_model = bundles.load(options.bundle)
+    language_model = _load(options.bundle)
     if out.exists() and not options.force:
         raise FileExistsError(f"out: {out} exists already; --force replaces it")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -471,6 +479,10 @@ EXPORTS: dict[str, tuple[str, Callable[[bundles.LanguageModel, Path, bool], None
     "onnx": ("onnx", functools.partial(_write_format, formats.export_onnx)),
     "litert": ("litert", functools.partial(_write_format, formats.export_litert)),
     "openvino": ("openvino", functools.partial(_write_format, formats.export_openvino)),
+    "safetensors": (
+        "safetensors",
+        functools.partial(_write_format, export_safetensors),
+    ),
     "int8": ("int8", _write_int8),
     "weights": ("model.weights.h5", _write_weights),
 }

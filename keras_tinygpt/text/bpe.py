@@ -70,7 +70,7 @@ class BPETokenizer(Tokenizer):
         self._tokenizer = _read_tokenizer(content)
         self._content = json.loads(self._tokenizer.to_str())
         self._vocabulary = _token_bytes(self._tokenizer, vocab_size)
-        byte_ids = [self._tokenizer.token_to_id(c) for c in _byte_alphabet()]
+        byte_ids = [self._tokenizer.token_to_id(c) for c in byte_alphabet()]
         if None in byte_ids:
             raise ValueError(
                 "vocabulary must hold all 256 single bytes (byte-level BPE), got "
@@ -99,7 +99,7 @@ class BPETokenizer(Tokenizer):
         tokenizer.decoder = library.decoders.ByteLevel()
         trainer = library.trainers.BpeTrainer(
             vocab_size=vocab_size,
-            initial_alphabet=sorted(_byte_alphabet()),
+            initial_alphabet=sorted(byte_alphabet()),
             show_progress=False,
         )
         chunks = (_SURROGATES.sub("", chunk) for chunk in _whole_words(pieces))
@@ -255,7 +255,7 @@ def _token_bytes(tokenizer: Any, vocab_size: int | None) -> tuple[bytes, ...]:
             f"vocab_size must be at least the {least} tokens of the content, "
             f"got {vocab_size}"
         )
-    values = {character: value for value, character in enumerate(_byte_alphabet())}
+    values = {character: value for value, character in enumerate(byte_alphabet())}
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     tokens = [b""] * (vocab_size or least)
     for token, index in vocabulary.items():
@@ -267,7 +267,7 @@ def _token_bytes(tokenizer: Any, vocab_size: int | None) -> tuple[bytes, ...]:
 
 
 @functools.cache
-def _byte_alphabet() -> tuple[str, ...]:
+def byte_alphabet() -> tuple[str, ...]:
     """The printable character that stands for each byte in a byte-level vocabulary."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
