@@ -38,6 +38,8 @@ def save(
 ) -> Path:
     """Writes a bundle folder, whole or not at all; the optimizer is left out.
 
+    Low-rank adapters of Keras' `enable_lora` are added to their kernels.
+
     Args:
         path: the folder; its parents are made.
         model: from `build_gpt` or `build_lstm`.
@@ -57,19 +59,30 @@ def save(
     check_free(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(path) as folder:
-        _without_optimizer(model).save(folder / MODEL)
+        plain_model(model).save(folder / MODEL)
         tokenizer.save(folder / TOKENIZER)
         content = {"format_version": FORMAT_VERSION, "metrics": metrics or {}}
         write_json(folder / METRICS, content)
     return path
 
 
-def _without_optimizer(model: keras.Model) -> keras.Model:
-    """The model itself, or a copy where it carries an optimizer thrice its size."""
-    if getattr(model, "optimizer", None) is None:
+def plain_model(model: keras.Model) -> keras.Model:
+    """The model itself, or a copy of one that carries more than its own weights.
+
+    An optimizer, thrice the model's size, is left out; low-rank adapters are added to
+    their kernels.
+    """
+    adapted = any("lora_" in weight.path for weight in model.weights)
+    if getattr(model, "optimizer", None) is None and not adapted:
         return model
     copy = type(model).from_config(model.get_config())
-    copy.set_weights(model.get_weights())
+    if not adapted:
+        copy.set_weights(model.get_weights())
+        return copy
+    with tempfile.TemporaryDirectory(prefix="keras-tinygpt-") as temporary:
+        path = Path(temporary, "merged.weights.h5")
+        model.save_weights(path)  # Keras adds the adapters when it saves
+        copy.load_weights(path)
     return copy
 
 

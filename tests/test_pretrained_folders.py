@@ -227,8 +227,8 @@ def test_the_missing_package_is_named(monkeypatch):
 
 def built(**changes):
     """A small GPT with no weight left at its initial 0 or 1, but the head's bias."""
-    config = tg.GPTConfig(V, T, 2, 3, hidden_dim=12, **changes)
-    model = tg.build_gpt(config, seed=1)
+    shape = {"num_layers": 2, "num_heads": 3, "hidden_dim": 12}
+    model = tg.build_gpt(tg.GPTConfig(V, T, **{**shape, **changes}), seed=1)
     rng = np.random.default_rng(2)
     for weight in model.trainable_weights:
         if weight.path != "head/bias":
@@ -327,25 +327,23 @@ def test_what_fits_no_family_is_refused(changes, message):
 def test_other_models_and_folders_are_refused(tmp_path, capsys):
     path = tmp_path / "folder"
     lstm = tg.build_lstm(tg.LSTMConfig(V, hidden_dim=5))
-    with pytest.raises(ValueError, match="from build_gpt to be written .*, got LSTM"):
-        export_safetensors(lstm, TOKENIZER, path)
+    bundle = tg.save(tmp_path / "run", lstm, TOKENIZER)
+    error = check_one_line_error(capsys, "export", bundle, "--format", "safetensors")
+    assert "from build_gpt to be written as safetensors, got LSTM" in error
+    model = built(num_layers=1)
     with pytest.raises(ValueError, match="tokenizer and model must agree"):
-        export_safetensors(built(), tg.ByteTokenizer(), path)
-    model = built()
+        export_safetensors(model, tg.ByteTokenizer(), path)
     model.get_layer("head").bias.assign(np.arange(V))  # V > D: no norm can hold it
     with pytest.raises(ValueError, match="no bias other than 0 .* got one up to 22"):
         export_safetensors(model, TOKENIZER, path)
-    assert list(tmp_path.iterdir()) == []
-    export_safetensors(built(), TOKENIZER, path)
-    with pytest.raises(FileExistsError):
-        export_safetensors(built(), TOKENIZER, path)
-    quantized = built()
-    quantized.quantize("int8")
+    model.quantize("int8")
     with pytest.raises(ValueError, match="must not be quantized"):
-        export_safetensors(quantized, TOKENIZER, path, overwrite=True)
-    bundle = tg.save(tmp_path / "run", lstm, TOKENIZER)
-    error = check_one_line_error(capsys, "export", bundle, "--format", "safetensors")
-    assert "got LSTM" in error
+        export_safetensors(model, TOKENIZER, path)
+    assert not path.exists()
+    path.mkdir()
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="exists already"):
+        export_safetensors(built(num_layers=1), TOKENIZER, path)
 
 
 def test_the_command_exports(tmp_path, capsys):

@@ -42,7 +42,7 @@ def float32_copy(model: keras.Model) -> keras.Model:
     for layer in copy.layers:
         if isinstance(layer, keras.layers.LSTM):
             layer.use_cudnn = False  # a graph made with it runs on GPUs only
-    copy.set_weights(model.get_weights())
+    copy.set_weights(bundle.plain_model(model).get_weights())
     return copy
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tinygpt.bundle import check_free, check_pair, new_folder
+from keras_tinygpt.bundle import check_free, check_pair, new_folder, plain_model
 from keras_tinygpt.files import write_json
 from keras_tinygpt.models.gpt import GPT, GPTConfig
 from keras_tinygpt.pretrained.layouts import FAMILIES, GPT2_NAMES, Tensor
@@ -180,7 +180,7 @@ def _fitted_weights(model: GPT) -> dict[str, np.ndarray]:
     config = model.config
     weights = {
         weight.path: np.asarray(keras.ops.convert_to_numpy(weight)).astype("float32")
-        for weight in model.weights
+        for weight in plain_model(model).weights
     }
     if config.scale_embeddings:
         weights["token_embedding/embeddings"] *= np.float32(config.hidden_dim**0.5)
