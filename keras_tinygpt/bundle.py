@@ -338,7 +338,8 @@ def from_pretrained(
 def find_bundle(path: str | os.PathLike) -> Path:
     """The folder meant: a model at `path`, else the one in the package."""
     path = Path(path)
-    if str(path) != PRETRAINED or (path / MODEL).exists() or is_saved_model(path):
+    is_model = (path / MODEL).exists() or is_saved_model(path) or is_pretrained(path)
+    if str(path) != PRETRAINED or is_model:
         return path
     packaged = _PACKAGE / "_data" / PRETRAINED
     if packaged.exists():

@@ -239,10 +239,13 @@ def test_a_stream_stops_where_the_text_would(text, stops, data):
     assert "".join(_cut_stream(iter(pieces), stops)) == expected
 
 
+def run(*argv):
+    cli.main([str(argument) for argument in argv])
+
+
 def test_train_evaluate_generate_export(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text(TEXT * 5 + "— end", "utf-8")
-    run = lambda *argv: cli.main([str(argument) for argument in argv])  # noqa: E731
     run("train", "a.txt", *SMALL, "--steps", 2, "--tokenizer", "bpe", "--vocab-size",
         290, "--out", "run", "--sample-tokens", 5)  # fmt: skip
     out = capsys.readouterr().out

@@ -21,7 +21,7 @@ from keras_tinygpt.text import BPETokenizer, CharTokenizer
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 # Causal masks and frequencies that older versions of transformers saved as well.
-BUFFERS = re.compile(r"(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
+BUFFERS = re.compile(r"(\.attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 
 
 def is_pretrained(path: Path) -> bool:
