@@ -1,11 +1,11 @@
 """A trained model as one folder: weights, tokenizer, scores.
 
-A bundle holds `model.keras`, `tokenizer.json` and `metrics.json`; other files beside
-them (history, plots, checkpoints) are left alone. Loading runs no code from the files.
+A bundle holds `model.keras`, `tokenizer.json` and `metrics.json`, which knows the
+sha256 of the other two; other files beside them (history, plots, checkpoints) are left
+alone. Loading runs no code from the files and believes none of the sizes in them.
 """
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
@@ -16,8 +16,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_tinygpt.archive import check_archive
 from keras_tinygpt.export.reading import is_saved_model, read_saved_model
-from keras_tinygpt.files import check_format_version, write_json
+from keras_tinygpt.files import file_sha256, read_sealed, sealed, write_json
 from keras_tinygpt.generation import generate, stream
 from keras_tinygpt.pretrained.reading import is_pretrained, read_pretrained
 from keras_tinygpt.text.tokenizers import load_tokenizer
@@ -61,8 +62,12 @@ def save(
     with new_folder(path) as folder:
         plain_model(model).save(folder / MODEL)
         tokenizer.save(folder / TOKENIZER)
-        content = {"format_version": FORMAT_VERSION, "metrics": metrics or {}}
-        write_json(folder / METRICS, content)
+        content = {
+            "format_version": FORMAT_VERSION,
+            "metrics": metrics or {},
+            "files": {name: file_sha256(folder / name) for name in (MODEL, TOKENIZER)},
+        }
+        write_json(folder / METRICS, sealed(content))
     return path
 
 
@@ -296,10 +301,11 @@ def load(path: str | os.PathLike) -> LanguageModel:
             raise FileNotFoundError(f"{path} is not a bundle: it has no {name}")
     metrics = {}
     if (path / METRICS).exists():
-        metrics = _read_metrics(path / METRICS)
+        metrics = _read_metrics(path)
     tokenizer = load_tokenizer(path / TOKENIZER)
     try:
-        model = keras.saving.load_model(path / MODEL, compile=False)
+        check_archive(path / MODEL)
+        model = keras.saving.load_model(path / MODEL, compile=False, safe_mode=True)
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(f"{path / MODEL} cannot be read: {reason}") from error
@@ -347,11 +353,19 @@ def find_bundle(path: str | os.PathLike) -> Path:
     return _PACKAGE.parent / "saved_models" / PRETRAINED
 
 
-def _read_metrics(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-        version, metrics = content["format_version"], content["metrics"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    check_format_version(path, version, FORMAT_VERSION)
+def _read_metrics(folder: Path) -> dict[str, Any]:
+    """The metrics of a bundle whose other files are as they were saved."""
+    path = folder / METRICS
+    content = read_sealed(path, FORMAT_VERSION)
+    metrics, files = content.get("metrics"), content.get("files", {})
+    for name, value in (("metrics", metrics), ("files", files)):
+        if not isinstance(value, dict):
+            kind = type(value).__name__
+            raise ValueError(f"{path} is damaged: {name} must be an object, got {kind}")
+    for name in (MODEL, TOKENIZER):
+        if name in files and files[name] != file_sha256(folder / name):
+            raise ValueError(
+                f"{folder / name} is damaged or was replaced: its sha256 is not the "
+                f"one in {METRICS} (keras_tinygpt.save writes both)"
+            )
     return metrics

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -26,6 +27,7 @@ from keras_tinygpt.export import formats
 from keras_tinygpt.export.saved_model import export_saved_model
 from keras_tinygpt.files import replace_file
 from keras_tinygpt.generation import SamplingConfig
+from keras_tinygpt.generation.decoding import MAX_NEW_TOKENS
 from keras_tinygpt.inspection.report import write_report
 from keras_tinygpt.models import (
     GPTConfig,
@@ -87,6 +89,8 @@ def train_command(
     window_schedule(len(parts["train"]), length, 1, 1, name="the training part")
     for name in list(parts)[1:]:
         even_starts(len(parts[name]), length, name=f"the {name} part")
+    check_int("sample_tokens", options.sample_tokens, 0, MAX_NEW_TOKENS)
+    _check_memory(config)
     prompt = _first_line(tokenizer, parts) if options.prompt is None else options.prompt
     tokenizer.encode(prompt)  # unknown characters are told before training
 
@@ -176,6 +180,17 @@ def _tokenize(
 def _with_rates(row: Row, rates: dict[str, float]) -> Row:
     """A row that knows how many tokens a character takes in each part."""
     return dataclasses.replace(row, tokens_per_character=rates)
+
+
+def _check_memory(config: GPTConfig | LSTMConfig) -> None:
+    """Raises ValueError for weights that this machine's memory cannot hold."""
+    needed = 4 * config.least_weights()
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ValueError(
+            f"the model must fit into memory: its weights take {needed / 1e9:,.1f} GB "
+            f"or more, the machine has {there / 1e9:,.1f}"
+        )
 
 
 def _first_line(tokenizer: Any, parts: dict[str, np.ndarray]) -> str:
@@ -305,21 +320,27 @@ def _held_out_part(
 ) -> tuple[np.ndarray, str]:
     """Ids and title of the last part of the corpus a model was trained on."""
     metrics = language_model.metrics
-    if "corpus" not in metrics:
-        raise ValueError(f"corpus must be given: {bundle} does not name one")
-    corpus = load_corpus(metrics["corpus"]["source"])
-    if corpus.sha256 != metrics["corpus"]["sha256"]:
+    try:
+        source, sha256 = (metrics["corpus"][name] for name in ("source", "sha256"))
+        split = {str(name): int(count) for name, count in metrics["split"].items()}
+        characters = metrics.get("characters", split)
+        characters = {name: int(characters[name]) for name in split}
+        source = str(source)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"corpus must be given: {bundle} does not name one") from error
+    corpus = load_corpus(source)
+    if corpus.sha256 != sha256:
         raise ValueError(
-            f"corpus {metrics['corpus']['source']} is not the text the model was "
-            "trained on (its sha256 differs); name the text to score"
+            f"corpus {source} is not the text the model was trained on (its sha256 "
+            "differs); name the text to score"
         )
-    split, tokenizer = metrics["split"], language_model.tokenizer
+    tokenizer = language_model.tokenizer
     if tokenizer.concatenates:
         ids = encode_corpus(corpus, tokenizer)
         ids = split_ids(ids, counts=list(split.values()))[-1]
     else:  # the text was cut, not its tokens
-        ends = np.cumsum(list(metrics["characters"].values()))
-        ids = tokenizer.encode(corpus.text[ends[-2] : ends[-1]])
+        last = sum(characters.values()) - characters[list(split)[-1]]
+        ids = tokenizer.encode(corpus.text[last : sum(characters.values())])
     return ids, f"{corpus.name}, {list(split)[-1]} part"
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+SEAL = "sha256"
+
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     """Calls `write` on a temporary neighbour of `path`, syncs it and renames it.
@@ -37,6 +39,38 @@ def check_format_version(path: Path, version: Any, readable: int) -> None:
             f"{path} has format_version {version!r}, this version of keras_tinygpt "
             f"reads {readable}"
         )
+
+
+def sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """`content` and the sha256 of itself, for a JSON file that notices changes."""
+    text = json.dumps(content, allow_nan=False)
+    return {**content, SEAL: hashlib.sha256(text.encode()).hexdigest()}
+
+
+def read_sealed(path: Path, version: int | None = None) -> dict[str, Any]:
+    """Reads the JSON object that `sealed` made, without its seal.
+
+    Args:
+        path: a file; one without a seal, as earlier versions wrote, is taken as it is.
+        version: if given, the only format_version that can be read.
+
+    Raises:
+        ValueError: the file is damaged or of another version.
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"it must be an object, got {type(content).__name__}")
+        if version is not None and "format_version" not in content:
+            raise ValueError("it has no 'format_version'")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if version is not None:
+        check_format_version(path, content["format_version"], version)
+    seal = content.pop(SEAL, None)
+    if seal is not None and sealed(content)[SEAL] != seal:
+        raise ValueError(f"{path} is damaged: its content has another sha256")
+    return content
 
 
 def write_json(path: Path, content: Any) -> None:

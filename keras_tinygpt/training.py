@@ -8,8 +8,8 @@ by hand with `make_optimizer`, `WindowDataset` and `model.fit`.
 
 import contextlib
 import dataclasses
-import json
 import os
+import re
 import signal
 import threading
 import time
@@ -27,7 +27,14 @@ from keras_tinygpt.checks import (
     check_ids,
     check_int,
 )
-from keras_tinygpt.files import file_sha256, replace_file, write_csv, write_json
+from keras_tinygpt.files import (
+    file_sha256,
+    read_sealed,
+    replace_file,
+    sealed,
+    write_csv,
+    write_json,
+)
 from keras_tinygpt.models.initialization import fingerprint
 from keras_tinygpt.text.windows import (
     WindowDataset,
@@ -39,6 +46,8 @@ from keras_tinygpt.text.windows import (
 OPTIMIZERS = ("adamw", "adam", "muon")
 SCHEDULES = ("cosine", "linear", "constant")
 DEFAULT_SEQUENCE_LENGTH = 128
+STEP_FILE = re.compile(r"step_\d{7,}\.npz")
+RUN_KEYS = ("step", "schedule_fingerprint", "initial_fingerprint")
 MAX_WINDOWS = 10**9  # the schedule is kept in memory, 8 bytes a window
 
 
@@ -273,8 +282,11 @@ def compile_model(model: keras.Model, config: TrainConfig) -> None:
     jit_compile = config.jit_compile
     if jit_compile is None:
         jit_compile = keras.backend.backend() != "torch"
+    optimizer = make_optimizer(config, model)
+    # Left to the first step, this would make TensorFlow trace that step twice.
+    optimizer.build(model.trainable_variables)
     model.compile(
-        optimizer=make_optimizer(config, model),
+        optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=jit_compile,
     )
@@ -285,6 +297,7 @@ def model_window(model: keras.Model, sequence_length: int | None = None) -> int:
     limit = getattr(getattr(model, "config", None), "max_sequence_length", None)
     if sequence_length is None:
         return limit or DEFAULT_SEQUENCE_LENGTH
+    check_int("sequence_length", sequence_length)
     positions = getattr(getattr(model, "config", None), "positions", None)
     if positions == "learned" and sequence_length > limit:
         raise ValueError(
@@ -346,7 +359,7 @@ def train(
         seed=config.seed,
         name="train_ids",
     )
-    validation = _validation_dataset(valid_ids, length, config)
+    validation = _pipeline(_validation_dataset(valid_ids, length, config))
     initial = fingerprint(model)
     compile_model(model, config)
     run = _Run(config, fingerprint_array(starts), initial)
@@ -376,7 +389,7 @@ def train(
             # A run stopped between two validations finishes that stretch by itself.
             epoch, done = divmod(run.step, every)
             model.fit(
-                WindowDataset(train_ids, micro[run.step * parts :], length),
+                _pipeline(WindowDataset(train_ids, micro[run.step * parts :], length)),
                 steps_per_epoch=(every - done) * parts,
                 initial_epoch=epoch,
                 epochs=epoch + 1 if done else -(-config.steps // every),
@@ -399,6 +412,26 @@ def _validation_dataset(ids, length: int, config: TrainConfig) -> WindowDataset:
     batch_size = min(len(starts), config.batch_size)
     whole = len(starts) // batch_size * batch_size
     return WindowDataset(ids, starts[:whole].reshape(-1, batch_size), length)
+
+
+def _pipeline(dataset: WindowDataset) -> Any:
+    """The dataset in the form `fit` reads it best.
+
+    Left to Keras, TensorFlow would tune its threads now and then, and whoever closes
+    the pipeline waits for the next time, up to a minute.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return dataset
+    import tensorflow as tf
+
+    batch = tf.TensorSpec((None, dataset.sequence_length), tf.int32)
+    pipeline = tf.data.Dataset.from_generator(
+        lambda: iter(dataset), output_signature=(batch, batch)
+    )
+    pipeline = pipeline.apply(tf.data.experimental.assert_cardinality(len(dataset)))
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return pipeline.prefetch(2).with_options(options)
 
 
 def _tensorboard(directory) -> keras.callbacks.Callback:
@@ -490,7 +523,7 @@ class _Checkpoints:
         listed = self._read()["checkpoints"] if self.state.exists() else []
         earlier = [c for c in listed if c["arrays"] != name][:1]
         content = {"config": dataclasses.asdict(run.config)}
-        write_json(self.state, {**content, "checkpoints": [newest, *earlier]})
+        write_json(self.state, sealed({**content, "checkpoints": [newest, *earlier]}))
         if run.history:
             write_csv(self.history, run.history)
         names = {checkpoint["arrays"] for checkpoint in (newest, *earlier)}
@@ -499,11 +532,18 @@ class _Checkpoints:
                 old.unlink()
 
     def _read(self) -> dict[str, Any]:
+        content = read_sealed(self.state)
         try:
-            content = json.loads(self.state.read_text("utf-8"))
-            return {name: content[name] for name in ("config", "checkpoints")}
+            saved, listed = dict(content["config"]), list(content["checkpoints"])
+            for checkpoint in listed:
+                if not STEP_FILE.fullmatch(checkpoint["arrays"]):
+                    raise ValueError(f"no checkpoint is named {checkpoint['arrays']!r}")
+                missing = {"sha256", *RUN_KEYS} - set(checkpoint)
+                if missing:
+                    raise ValueError(f"a checkpoint lacks {', '.join(missing)}")
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.state} is damaged: {error}") from error
+        return {"config": saved, "checkpoints": listed}
 
     def _newest_intact(self, checkpoints: list[dict[str, Any]]) -> dict[str, Any]:
         for checkpoint in checkpoints:
@@ -534,7 +574,6 @@ class _Checkpoints:
                     f"resume needs the {meaning} of the start of the run; the {key} "
                     f"in {self.state} differs"
                 )
-        model.optimizer.build(model.trainable_variables)
         variables = _all_state(model)
         with np.load(self.folder / name, allow_pickle=False) as arrays:
             saved = {key: arrays[key].shape for key in arrays}

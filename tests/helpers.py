@@ -153,7 +153,7 @@ def reference_attention(layer, inputs, padding=None) -> np.ndarray:
     weights = {
         "/".join(weight.path.split("/")[-2:]): to_numpy(weight)
         for weight in layer.weights
-    }
+    } | {weight.name: to_numpy(weight) for weight in layer.weights}
     num_heads, kv_heads = layer.num_heads, layer.num_kv_heads or layer.num_heads
     head_dim = weights["output/kernel"].shape[0] // num_heads
     sizes = {"query": num_heads, "key": kv_heads, "value": kv_heads}
@@ -174,6 +174,13 @@ def reference_attention(layer, inputs, padding=None) -> np.ndarray:
         if layer.qk_norm and name != "value":
             x = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-5)
             x = x * weights[f"{name}_norm/scale"]
+        if layer.kv_shift and name != "query":
+            share = weights["key_share" if name == "key" else "value_share"][:, 0]
+            before = np.zeros_like(x)
+            before[:, 1:] = x[:, :-1]
+            if padding is not None:
+                before[:, 1:][~np.asarray(padding)[:, :-1]] = 0.0
+            x = (1 - share) * x + share * before
         if layer.positions == "rotary" and name != "value":
             x = reference_rotation(x)
         heads[name] = x

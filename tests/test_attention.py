@@ -32,6 +32,8 @@ VARIANTS = {
     "rotary": {"positions": "rotary"},
     "alibi": {"positions": "alibi"},
     "qk-norm": {"qk_norm": True},
+    "kv-shift": {"kv_shift": True},
+    "rotary-shift": {"kv_shift": True, "positions": "rotary", "num_kv_heads": 3},
     "all": {
         "positions": "rotary",
         "num_kv_heads": 2,
@@ -42,7 +44,7 @@ VARIANTS = {
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 some_variants = pytest.mark.parametrize(
-    "variant", ["plain", "grouped", "window", "alibi", "all"]
+    "variant", ["plain", "grouped", "window", "alibi", "rotary-shift", "all"]
 )
 
 
@@ -174,6 +176,7 @@ def test_forbidden_weights_are_zero_and_rows_sum_to_one(variant, dtype):
         ("one-key-head", {}, 2 * 24 * 24 + 2 * 24 * 4 + 24 + 2 * 4 + 24),
         ("all", {"attention_dropout": 0.2, "seed": 3}, 4 * 24 * 16 + 40 + 24 + 8),
         ("alibi", {"use_bias": False, "causal": True}, 4 * 24 * 24),
+        ("kv-shift", {}, 4 * 24 * 24 + 24 + 2 * N),
         ("plain", {"causal": False, "head_dim": 5}, 4 * 24 * 30 + 24),
     ],
 )
@@ -338,6 +341,14 @@ def test_rows_without_a_key_are_zero_and_train(variant):
     model.train_on_batch([normal(3, T, D), PADDED != 0], np.ones((3, T, D)))
     for old, new in zip(before, model.get_weights(), strict=True):
         assert np.isfinite(new).all() and np.any(old != new)
+
+
+def test_scores_beyond_half_precision_are_finite():
+    """Scores of 4 x 300^2 / 2 overflow float16, whose largest number is 65,504."""
+    query = ops.cast(300.0 * np.ones((1, 1, 3, 4), "float32"), "float16")
+    outputs, weights = attend(query, query, query, mask=np.tri(3, dtype=bool))
+    np.testing.assert_allclose(to_numpy(weights)[0, 0, 2], 1 / 3, atol=1e-6)
+    np.testing.assert_allclose(to_numpy(outputs), 300.0, rtol=1e-3)
 
 
 # Dropout.
@@ -594,6 +605,11 @@ def test_bad_arguments(layer_class, options, message):
             "positions must be one of 'none', 'rotary', 'alibi'",
         ),
         ({"qk_norm": "yes"}, "qk_norm must be True or False, got 'yes'"),
+        ({"kv_shift": 1}, "kv_shift must be True or False, got 1"),
+        (
+            {"kv_shift": True, "attention_window": 3},
+            "kv_shift needs causal=True and attention_window=None, got causal=True",
+        ),
         ({"fused_projections": 0}, "fused_projections must be True or False, got 0"),
         ({"causal": None}, "causal must be True or False, got None"),
         ({"attention_window": 0}, "attention_window must be at least 1, got 0"),

@@ -153,6 +153,9 @@ def test_model_and_tokenizer_must_agree(tmp_path, tokenizer):
     assert list(tmp_path.iterdir()) == []
     path = tg.save(tmp_path / "run", build(tokenizer), tokenizer)
     other.save(path / "tokenizer.json")
+    with pytest.raises(ValueError, match="tokenizer.json is damaged or was replaced"):
+        tg.load(path)
+    (path / "metrics.json").unlink()  # and with it the checksums
     with pytest.raises(ValueError, match="tokenizer and model must agree"):
         tg.load(path)
 

@@ -261,7 +261,7 @@ def test_help_and_version(capsys):
 
 
 def test_ctrl_c_keeps_the_checkpoint_and_says_how_to_go_on(text_file, tmp_path):
-    arguments = [str(text_file), *SMALL, "--steps", "2000", "--validate-every", "40"]
+    arguments = [str(text_file), *SMALL, "--steps", "900", "--validate-every", "40"]
     process = subprocess.Popen(
         [*LAUNCH, "train", *arguments, "--out", "run"],
         stdout=subprocess.PIPE,
@@ -286,7 +286,7 @@ def test_ctrl_c_keeps_the_checkpoint_and_says_how_to_go_on(text_file, tmp_path):
     step = json.loads(state.read_text())["checkpoints"][0]["step"]
     assert f"checkpoint of step {step} in run" in error
     run("train", *arguments, "--out", "run", "--resume")
-    assert tg.load(tmp_path / "run").metrics["training"]["steps"] == 2000
+    assert tg.load(tmp_path / "run").metrics["training"]["steps"] == 900
 
 
 def test_recipes_exist_for_every_preset():

@@ -19,7 +19,13 @@ VOCAB, WINDOW = 17, 13
 CONFIGS = {
     "learned": {},
     "sinusoidal": {"positions": "sinusoidal", "scale_embeddings": True},
-    "rotary": {"positions": "rotary", "num_kv_heads": 2, "qk_norm": True},
+    "rotary": {
+        "num_layers": 2,
+        "positions": "rotary",
+        "num_kv_heads": 2,
+        "qk_norm": True,
+        "kv_shift": True,
+    },
     "alibi": {"positions": "alibi", "attention_window": 5, "tie_embeddings": True},
     "none": {"positions": "none", "norm_position": "post", "normalization": "rms"},
 }
@@ -45,7 +51,10 @@ def models():
     built = {
         name: sharpen(
             tg.build_gpt(
-                tg.GPTConfig(VOCAB, WINDOW, 2, 4, hidden_dim=24, **changes), seed=1
+                tg.GPTConfig(
+                    VOCAB, WINDOW, **{"num_layers": 1, "hidden_dim": 24, **changes}
+                ),
+                seed=1,
             )
         )
         for name, changes in CONFIGS.items()

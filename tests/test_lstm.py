@@ -2,7 +2,9 @@
 
 import math
 import re
+import zipfile
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from helpers import (
 from keras import ops
 
 import keras_tinygpt as tg
-from keras_tinygpt.layers.recurrent import FusedLSTM
+from keras_tinygpt.layers.recurrent import LSTM
 
 pytestmark = pytest.mark.backend
 
@@ -227,7 +229,7 @@ def test_bad_preset_and_seed():
 def test_fused_recurrence_equals_the_layer_of_keras(policy):
     """On PyTorch the two are different code; elsewhere they are one."""
     options = {"return_sequences": True, "return_state": True, "dtype": policy}
-    fused, plain = FusedLSTM(7, **options), keras.layers.LSTM(7, **options)
+    fused, plain = LSTM(7, **options), keras.layers.LSTM(7, **options)
     x = np.random.default_rng(0).standard_normal((3, 11, 5)).astype("float32")
     for layer in (fused, plain):
         layer.build(x.shape)
@@ -242,3 +244,22 @@ def test_fused_recurrence_equals_the_layer_of_keras(policy):
         ]
         for mine, theirs in zip(*results, strict=True):
             np.testing.assert_allclose(mine, theirs, atol=tolerance)
+
+
+def test_layout_of_saved_weights(tmp_path):
+    """Keras names the weights in a file after classes; earlier files must load."""
+    tg.build_lstm(tg.LSTMConfig(V, H, dropout=0.1)).save(tmp_path / "model.keras")
+    with zipfile.ZipFile(tmp_path / "model.keras") as archive:
+        archive.extract("model.weights.h5", tmp_path)
+    names = set()
+    with h5py.File(tmp_path / "model.weights.h5") as file:
+        file.visititems(
+            lambda name, entry: names.add(name) if hasattr(entry, "shape") else None
+        )
+    layers = {name for name in names if not name.startswith("layers/dropout")}
+    assert layers == {
+        "layers/embedding/vars/0",
+        *(f"layers/lstm/cell/vars/{index}" for index in range(3)),
+        "layers/dense/vars/0",
+        "layers/dense/vars/1",
+    }

@@ -138,6 +138,7 @@ def test_parts_bare_names_and_buffers(folder, kind):
         ("gpt2", {"n_head": None}, "config.json must have n_head, got none"),
         ("gpt2", {"n_head": 5}, "divisible by num_heads=5"),
         ("gpt2", {"n_layer": 3}, r"must have the tensor h\.2\.attn\.c_attn\.weight"),
+        ("gpt2", {"vocab_size": 10**9}, "its config declares 12,000"),
         ("gpt2", {"n_layer": 1}, r"tensors of its config\.json only, got h\.1\."),
         (
             "gpt2",
@@ -302,6 +303,7 @@ def test_what_the_family_lacks_is_written_as_what_it_has(tmp_path, changes):
         ({"num_kv_heads": 1}, "num_kv_heads must be None or 3 .* got 1"),
         ({"attention_window": 4}, "attention_window must be None .* got 4"),
         ({"qk_norm": True}, "qk_norm must be False .* got True"),
+        ({"kv_shift": True}, "kv_shift must be False .* as GPT-2, got True"),
         (
             {"scale_embeddings": True, "tie_embeddings": True},
             "scale_embeddings must be",

@@ -40,13 +40,16 @@ def test_commands_run(tmp_path, monkeypatch, all_of_them):
     (tmp_path / "my_text.txt").write_text(text[:20_000], "utf-8")
     short = ["--steps", "2", "--batch-size", "4", "--jit-compile", "False"]
     cli.main(["train", *short])
-    lines = [line for block in blocks("bash")[2:5] for line in block.splitlines()]
-    assert len(lines) == 7
+    lines = [line for block in blocks("bash")[2:6] for line in block.splitlines()]
+    assert len(lines) == 11
     for line in lines:
         program, *argv = shlex.split(line)
         assert program == ".venv/bin/tinygpt"
         if argv[0] in ("inspect", "export") and not all_of_them:
             continue
+        if argv[0] == "study":  # the mini study would need its corpus
+            quick = all_of_them and argv[1] != "mini"
+            argv += ["--steps", "2"] if quick else ["--help"]
         if "--help" in argv:
             with pytest.raises(SystemExit) as stopped:
                 cli.main(argv)
@@ -81,20 +84,20 @@ def test_commands_behind_the_tables_parse():
     """Each recorded command is one this version accepts."""
     for path in (ROOT / "examples" / "results").glob("*.json"):
         results = json.loads(path.read_text("utf-8"))
-        if results["kind"] != "runs":
-            program, script, *_ = shlex.split(results["command"])
-            assert program == "python" and (ROOT / script).is_file()
-            continue
-        for row in results["rows"]:
-            program, command, *argv = shlex.split(row["command"])
-            assert (program, command) == ("tinygpt", "train")
+        rows = results["rows"] if results["kind"] == "runs" else [results]
+        for row in rows:
+            program, first, *argv = shlex.split(row["command"])
+            if program == "python":
+                assert (ROOT / first).is_file()
+                continue
+            assert program == "tinygpt" and first in ("train", "study")
             with pytest.raises(SystemExit) as stopped:
-                cli.main(["train", *argv, "--help"])
+                cli.main([first, *argv, "--help"])
             assert stopped.value.code == 0
 
 
 def test_the_table_of_names_is_complete():
-    section = README.split("## What is in it")[1].split("## Files")[0]
+    section = README.split("## What is in it")[1].split("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
     listed = set(re.findall(r"`(\w+)`", "".join(rows)))
     assert listed == set(tg.__all__)
@@ -219,3 +222,11 @@ def test_runs_are_recorded_and_rendered(tmp_path):
     assert "tinygpt train shakespeare  # seed 0" in rendered
     assert "old" not in rendered
     assert render_readme(rendered, tmp_path) == rendered
+
+
+def test_every_promise_has_its_test():
+    named = re.findall(r"`(test_\w+)::(test_\w+)`", README)
+    assert len(named) > 15
+    for file, name in named:
+        source = (ROOT / "tests" / f"{file}.py").read_text("utf-8")
+        assert f"\ndef {name}(" in source, name

@@ -122,7 +122,8 @@ def test_table_and_figure_of_a_study(small_study, tmp_path, capsys):
             "training": {"steps": 10, "batch_size": 3},
             "history": [{"step": 5, "valid_loss": nats}, {"step": 10, "valid_loss": 1}],
             "sample": "the end",
-            "versions": {"keras": "3"},
+            "precision": "float32",
+            "versions": {"keras": "3", "backend": name},
         }
 
     results = {
@@ -141,6 +142,7 @@ def test_table_and_figure_of_a_study(small_study, tmp_path, capsys):
     table = TABLES["study"](results)
     assert "| a | 1,234 | 10 x 3 | 5 | 2.1000 ± 0.1414 |" in table
     assert "| -0.500; -0.400 |" in table
+    assert "a: float32, keras 3, backend a; b: float32, keras 3, backend b." in table
     assert "| 3-gram | counts | | | 2.5000 |" in table
     (path,) = draw_study(results, tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")

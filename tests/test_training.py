@@ -54,7 +54,7 @@ def weights_of(model):
 
 
 @pytest.mark.backend
-@pytest.mark.parametrize("optimizer", ["adamw", "adam", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_loss_falls(optimizer):
     config = tiny_config(
         steps=60, validate_every=20, optimizer=optimizer, jit_compile=None
@@ -70,14 +70,14 @@ def test_the_loss_falls(optimizer):
 
 @pytest.mark.backend
 def test_the_same_seed_gives_the_same_weights():
-    first, result = run(tiny_config())
-    second, again = run(tiny_config())
-    for one, two in zip(weights_of(first), weights_of(second), strict=True):
-        np.testing.assert_array_equal(one, two)
+    config = tiny_config(steps=200, validate_every=100, jit_compile=None)
+    first, result = run(config, tiny_model(dropout=0.1), ids=IDS)
+    second, again = run(config, tiny_model(dropout=0.1), ids=IDS)
+    assert tg.fingerprint(first) == tg.fingerprint(second)
     assert result.schedule_fingerprint == again.schedule_fingerprint
-    assert run(tiny_config(seed=1))[1].schedule_fingerprint != (
-        result.schedule_fingerprint
-    )
+    assert [row["valid_loss"] for row in result.history] == [
+        row["valid_loss"] for row in again.history
+    ]
 
 
 @pytest.mark.backend
@@ -95,7 +95,7 @@ def test_accumulated_gradients_equal_the_large_batch(optimizer):
 
 
 def test_a_number_of_steps_that_validations_do_not_divide():
-    model, result = run(tiny_config(steps=7))
+    model, result = run(tiny_config(steps=7, optimizer="adam"))
     assert [row["step"] for row in result.history] == [3, 6, 7]
     assert int(model.optimizer.iterations) == 7
 

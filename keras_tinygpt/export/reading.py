@@ -3,13 +3,13 @@
 The weights and the metadata are read; the graphs are not, and no code is run.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from keras_tinygpt.files import check_format_version
+from keras_tinygpt.archive import check_size
+from keras_tinygpt.files import read_sealed
 from keras_tinygpt.models.gpt import GPT
 from keras_tinygpt.models.lstm import LSTM
 from keras_tinygpt.text.tokenizers import tokenizer_from_config
@@ -36,20 +36,23 @@ def read_saved_model(path: Path) -> tuple[keras.Model, Any, dict[str, Any]]:
         raise FileNotFoundError(
             f"{path} was not exported by keras_tinygpt: it has no assets/{METADATA}"
         )
+    content = read_sealed(metadata, FORMAT_VERSION)
     try:
-        content = json.loads(metadata.read_text("utf-8"))
-        version = content["format_version"]
-        if version == FORMAT_VERSION:
-            architecture = ARCHITECTURES[content["architecture"]]
-            config = architecture.config_class(**content["config"])
-            model = architecture(config, seed=content["seed"], dtype="float32")
-            tokenizer = tokenizer_from_config(content["tokenizer"])
-            paths, metrics = content["weights"], content["metrics"]
-    except (ValueError, KeyError, TypeError) as error:
+        architecture = ARCHITECTURES[content["architecture"]]
+        config = architecture.config_class(**content["config"])
+        check_size(config, sum(file.stat().st_size for file in _weight_files(path)))
+        model = architecture(config, seed=content["seed"], dtype="float32")
+        tokenizer = tokenizer_from_config(content["tokenizer"])
+        paths, metrics = list(content["weights"]), dict(content["metrics"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{metadata} is damaged: {error}") from error
-    check_format_version(metadata, version, FORMAT_VERSION)
     _read_weights(path, model, paths)
     return model, tokenizer, metrics
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The files of numbers; the index beside them is not one."""
+    return list((path / WEIGHTS).parent.glob(f"{Path(WEIGHTS).name}.data-*"))
 
 
 def _read_weights(path: Path, model: keras.Model, paths: list[str]) -> None:

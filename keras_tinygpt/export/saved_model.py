@@ -14,7 +14,7 @@ from keras_tinygpt.export.source import (
     float32_copy,
     write_elsewhere,
 )
-from keras_tinygpt.files import write_json
+from keras_tinygpt.files import sealed, write_json
 from keras_tinygpt.text import ByteTokenizer, CharTokenizer
 
 
@@ -94,7 +94,7 @@ def write_saved_model(model, tokenizer, folder: Path, metrics: dict[str, Any]) -
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     with tempfile.TemporaryDirectory(prefix="keras-tinygpt-") as temporary:
         metadata = Path(temporary, METADATA)
-        write_json(metadata, _describe(copy, tokenizer, metrics))
+        write_json(metadata, sealed(_describe(copy, tokenizer, metrics)))
         module, signatures = make_module(copy, tokenizer, str(metadata))
         try:
             tf.saved_model.save(module, str(folder), signatures, options)

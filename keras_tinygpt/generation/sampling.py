@@ -16,6 +16,7 @@ from keras import ops
 from keras_tinygpt.checks import check_float, check_ids, check_int
 
 FILTERED = -1e30
+EXTREME = 1e29  # the largest logit that is told from a larger one
 SMALL_VOCAB = 512  # up to it products of (V, V) are cheaper than sorts and scans
 
 
@@ -120,6 +121,8 @@ def filter_logits(logits, seen, settings):
     penalty = settings["repetition_penalty"]
     punished = ops.where(logits > 0, logits / penalty, logits * penalty)
     logits = ops.where(seen, punished, logits)
+    # Bounded, and NaN as the least: a token that is kept stays above one that is not.
+    logits = ops.minimum(ops.where(logits > -EXTREME, logits, -EXTREME), EXTREME)
     logits = ops.where(keep, logits, FILTERED)
     logits = logits - ops.max(logits, axis=-1, keepdims=True)
     temperature = settings["temperature"]

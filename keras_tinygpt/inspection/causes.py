@@ -85,7 +85,8 @@ def _change(attention, hidden, weights, heads, keys, replacement: str):
         keys: one-hot (B, T), the key of each row.
         replacement: "zero" or "mean".
     """
-    values = attention._project(hidden, 0)[2]  # (B, N_kv, T, H)
+    _, key, value = attention._project(hidden, 0)
+    values = attention.shift(key, value)[1]  # (B, N_kv, T, H)
     values, heads, keys, kernel = (
         ops.cast(x, "float32") for x in (values, heads, keys, attention._output.kernel)
     )

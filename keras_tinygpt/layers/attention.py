@@ -9,9 +9,11 @@ than `CausalMultiHeadAttention(causal=False)`.
 import math
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_tinygpt.checks import check_bool, check_choice, check_float, check_int
+from keras_tinygpt.layers.dense import Dense
 from keras_tinygpt.layers.dropout import Dropout
 from keras_tinygpt.layers.positions import (
     MAX_WAVELENGTH,
@@ -69,6 +71,8 @@ def attend(query, key, value, mask=None, bias=None, dropout=None, training=None)
     # Grouped heads are folded into the rows of one product per key head.
     query = query * (1.0 / math.sqrt(head_dim))
     query = ops.reshape(query, (rows, -1, head_dim))
+    if keras.backend.standardize_dtype(query.dtype) == "float16":
+        query, key = ops.cast(query, "float32"), ops.cast(key, "float32")  # overflow
     scores = ops.matmul(query, ops.transpose(key, (0, 2, 1)))
     scores = ops.cast(scores, "float32")
     scores = ops.reshape(scores, (-1, num_heads, length, key_length))  # (B, N, T, S)
@@ -144,6 +148,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         positions: "none", "rotary" (queries and keys are rotated) or "alibi" (a linear
             penalty on distance is added to the scores).
         qk_norm: whether each query and key vector is RMS-normalised over H.
+        kv_shift: whether keys and values are mixed with those of the token before, by
+            a learned share per head: `k[j] = (1 - s) k[j] + s k[j - 1]`.
         attention_window: number of positions each query reads, itself included; None
             means all earlier ones.
         attention_dropout: share of the weights dropped in training.
@@ -184,7 +190,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         (2, 5, 12)
 
     Reference: Vaswani et al., 2017, section 3.2; Shazeer, 2019 and Ainslie et al., 2023
-    (shared key heads); Beltagy et al., 2020 (window); Henry et al., 2020 (qk_norm).
+    (shared key heads); Beltagy et al., 2020 (window); Henry et al., 2020 (qk_norm); Xu
+    et al., 2024 (kv_shift).
     """
 
     def __init__(
@@ -194,6 +201,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         head_dim: int | None = None,
         positions: str = "none",
         qk_norm: bool = False,
+        kv_shift: bool = False,
         attention_window: int | None = None,
         attention_dropout: float = 0.0,
         qkv_bias: bool = False,
@@ -211,6 +219,11 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             check_int("attention_window", attention_window)
             if not causal:
                 raise ValueError("attention_window needs causal=True, got causal=False")
+        if check_bool("kv_shift", kv_shift) and (not causal or attention_window):
+            raise ValueError(
+                "kv_shift needs causal=True and attention_window=None, got "
+                f"causal={causal} and attention_window={attention_window}"
+            )
         check_float("attention_dropout", attention_dropout, 0.0, 1.0, high_open=True)
         check_float("norm_epsilon", norm_epsilon, low_open=True)
         check_float("max_wavelength", max_wavelength, low_open=True)
@@ -220,6 +233,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         self.head_dim = head_dim
         self.positions = positions
         self.qk_norm = check_bool("qk_norm", qk_norm)
+        self.kv_shift = kv_shift
         self.attention_window = attention_window
         self.attention_dropout = attention_dropout
         self.qkv_bias = check_bool("qkv_bias", qkv_bias)
@@ -240,7 +254,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         dtype = self.dtype_policy
 
         def dense(units, use_bias, name):
-            layer = keras.layers.Dense(units, use_bias=use_bias, dtype=dtype, name=name)
+            layer = Dense(units, use_bias=use_bias, dtype=dtype, name=name)
             layer.build((None, None, hidden_dim))
             return layer
 
@@ -264,12 +278,20 @@ class CausalMultiHeadAttention(keras.layers.Layer):
                 epsilon=self.norm_epsilon, dtype=dtype, name="key_norm"
             )
             self._key_norm.build((None, None, self._kv_heads, self._head_dim))
+        if self.kv_shift:
+            shape = (self._kv_heads, 1, 1)
+            self._key_share = self.add_weight(
+                name="key_share", shape=shape, initializer=_spread_shares
+            )
+            self._value_share = self.add_weight(
+                name="value_share", shape=shape, initializer="zeros"
+            )
         self._dropout = None
         if self.attention_dropout:
             self._dropout = Dropout(
                 self.attention_dropout, seed=self.seed, dtype="float32", name="dropout"
             )
-        self._output = keras.layers.Dense(
+        self._output = Dense(
             hidden_dim, use_bias=self.use_bias, dtype=dtype, name="output"
         )
         self._output.build((None, None, query_dim))
@@ -304,8 +326,9 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         bias = None
         if self.positions == "alibi":
             bias = alibi_bias(query_positions, key_positions, self.num_heads)
+        keys, values = self.shift(key, value, attention_mask, padding)
         outputs, weights = attend(
-            query, key, value, allowed, bias, self._dropout, training
+            query, keys, values, allowed, bias, self._dropout, training
         )
         outputs = _merge_heads(outputs, self.num_heads, self._head_dim)
         outputs = self._output(outputs)  # (B, T, D)
@@ -335,6 +358,37 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             query = self._rotary(query, start_index=start)
             key = self._rotary(key, start_index=start)
         return [ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value)]
+
+    def shift(self, key, value, attention_mask=None, padding=None):
+        """Keys and values as they are read: mixed with those of the token before.
+
+        A rotated key that moves on by one place is rotated by one place more, so
+        caches hold what a token's own vectors are. Nothing is taken from a token that
+        no query may read: padding leaves real tokens as they are.
+        """
+        if not self.kv_shift:
+            return key, value
+        shape = (-1, self._kv_heads, ops.shape(key)[-2], self._head_dim)
+        earlier = [ops.reshape(x, shape)[:, :, :-1] for x in (key, value)]
+        if self.positions == "rotary":
+            alone = ops.reshape(earlier[0], (-1, 1, 1, self._head_dim))
+            alone = self._rotary(alone, start_index=1)
+            earlier[0] = ops.reshape(alone, ops.shape(earlier[0]))
+        real = padding
+        if attention_mask is not None:
+            mask = ops.cast(attention_mask, "bool")
+            mask = mask if len(mask.shape) == 3 else ops.expand_dims(mask, 0)
+            real = _both(real, ops.any(mask, axis=1))  # (B, S)
+        mixed = []
+        for own, before, share in zip(
+            (key, value), earlier, (self._key_share, self._value_share), strict=True
+        ):
+            if real is not None:
+                before = ops.where(real[:, None, :-1, None], before, 0.0)
+            before = ops.pad(before, ((0, 0), (0, 0), (1, 0), (0, 0)))
+            share = ops.cast(share, own.dtype)
+            mixed.append(ops.reshape(own, shape) * (1.0 - share) + before * share)
+        return mixed
 
     def _allowed_keys(self, query_positions, key_positions, attention_mask, padding):
         """Bool mask that broadcasts to (B, N, T, S), or None if all may be read."""
@@ -388,6 +442,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             head_dim=self.head_dim,
             positions=self.positions,
             qk_norm=self.qk_norm,
+            kv_shift=self.kv_shift,
             attention_window=self.attention_window,
             attention_dropout=self.attention_dropout,
             qkv_bias=self.qkv_bias,
@@ -463,9 +518,7 @@ class CrossAttention(keras.layers.Layer):
         kv_dim = self._kv_heads * self._head_dim
 
         def dense(units, use_bias, name, input_dim):
-            layer = keras.layers.Dense(
-                units, use_bias=use_bias, dtype=self.dtype_policy, name=name
-            )
+            layer = Dense(units, use_bias=use_bias, dtype=self.dtype_policy, name=name)
             layer.build((None, None, input_dim))
             return layer
 
@@ -540,6 +593,12 @@ class CrossAttention(keras.layers.Layer):
             seed=self.seed,
         )
         return config
+
+
+def _spread_shares(shape, dtype=None):
+    """Shares of the token before, from near 0 in the first head to near 1."""
+    shares = (np.arange(shape[0]) + 0.5) / shape[0]
+    return ops.convert_to_tensor(shares.reshape(shape), dtype)
 
 
 def _write_rows(cache, start, new):

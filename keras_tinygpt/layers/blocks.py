@@ -13,6 +13,7 @@ from keras_tinygpt.layers.attention import (
     CausalMultiHeadAttention,
     padding_mask,
 )
+from keras_tinygpt.layers.dense import Dense
 from keras_tinygpt.layers.dropout import Dropout
 from keras_tinygpt.layers.positions import MAX_WAVELENGTH
 
@@ -90,7 +91,7 @@ class FeedForward(keras.layers.Layer):
         intermediate_dim = self.intermediate_dim or 4 * hidden_dim
 
         def dense(units, input_dim, name):
-            layer = keras.layers.Dense(
+            layer = Dense(
                 units, use_bias=self.use_bias, dtype=self.dtype_policy, name=name
             )
             layer.build((None, input_dim))
@@ -147,6 +148,7 @@ class TransformerBlock(keras.layers.Layer):
         qkv_bias: whether query, key and value projections have a bias.
         use_bias: whether all other projections have one.
         qk_norm: whether queries and keys are RMS-normalised.
+        kv_shift: whether keys and values are mixed with those of the token before.
         attention_window: number of positions each query reads; None means all.
         fused_projections: whether one Dense makes queries, keys and values.
         causal: False lets every position read all others.
@@ -187,6 +189,7 @@ class TransformerBlock(keras.layers.Layer):
         qkv_bias: bool = False,
         use_bias: bool = True,
         qk_norm: bool = False,
+        kv_shift: bool = False,
         attention_window: int | None = None,
         fused_projections: bool = True,
         causal: bool = True,
@@ -211,6 +214,7 @@ class TransformerBlock(keras.layers.Layer):
         self.qkv_bias = qkv_bias
         self.use_bias = use_bias
         self.qk_norm = qk_norm
+        self.kv_shift = kv_shift
         self.attention_window = attention_window
         self.fused_projections = fused_projections
         self.causal = causal
@@ -224,6 +228,7 @@ class TransformerBlock(keras.layers.Layer):
             num_kv_heads=num_kv_heads,
             positions=positions,
             qk_norm=qk_norm,
+            kv_shift=kv_shift,
             attention_window=attention_window,
             attention_dropout=attention_dropout,
             qkv_bias=qkv_bias,
@@ -323,6 +328,7 @@ class TransformerBlock(keras.layers.Layer):
             qkv_bias=self.qkv_bias,
             use_bias=self.use_bias,
             qk_norm=self.qk_norm,
+            kv_shift=self.kv_shift,
             attention_window=self.attention_window,
             fused_projections=self.fused_projections,
             causal=self.causal,

@@ -4,8 +4,9 @@ import keras
 from keras import ops
 
 
-@keras.saving.register_keras_serializable(package="keras_tinygpt")
-class FusedLSTM(keras.layers.LSTM):
+# The model has the same name; that of the class is part of the layout of saved weights.
+@keras.saving.register_keras_serializable(package="keras_tinygpt", name="LSTMLayer")
+class LSTM(keras.layers.LSTM):
     """`keras.layers.LSTM`, which on PyTorch runs the backend's own recurrence.
 
     Keras steps through the sequence in Python there. PyTorch orders the gates as Keras

@@ -24,6 +24,7 @@ from keras_tinygpt.layers.blocks import (
     make_norm,
     offset_seed,
 )
+from keras_tinygpt.layers.dense import Dense
 from keras_tinygpt.layers.dropout import Dropout
 from keras_tinygpt.layers.positions import MAX_WAVELENGTH
 from keras_tinygpt.models.configured import ConfiguredModel, resolve_policy
@@ -57,6 +58,8 @@ class GPTConfig:
         qkv_bias: whether query, key and value projections have a bias.
         use_bias: whether all other projections, the untied head included, have one.
         qk_norm: whether queries and keys are RMS-normalised.
+        kv_shift: whether keys and values are mixed with those of the token before, by
+            a learned share per head; not with attention_window.
         tie_embeddings: whether the head shares the token embedding (and has no bias).
         scale_embeddings: whether token vectors are multiplied by sqrt(hidden_dim).
         attention_window: tokens each query reads in each block; None means all.
@@ -83,6 +86,7 @@ class GPTConfig:
     tie_embeddings: bool = False
     scale_embeddings: bool = False
     attention_window: int | None = None
+    kv_shift: bool = False
     norm_epsilon: float = NORM_EPSILON
     max_wavelength: float = MAX_WAVELENGTH
 
@@ -114,6 +118,11 @@ class GPTConfig:
                 f"num_kv_heads must divide num_heads={self.num_heads}, "
                 f"got {self.num_kv_heads}"
             )
+        if self.kv_shift and self.attention_window is not None:
+            raise ValueError(
+                "kv_shift needs attention_window=None, got "
+                f"attention_window={self.attention_window}"
+            )
         if self.positions == "rotary" and self.head_dim % 2:
             raise ValueError(
                 "rotary positions need an even hidden_dim / num_heads, "
@@ -128,6 +137,13 @@ class GPTConfig:
     def head_dim(self) -> int:
         """Width of one head."""
         return self.hidden_dim // self.num_heads
+
+    def least_weights(self) -> int:
+        """A lower bound of the number of weights, known before a model is built."""
+        wide = self.hidden_dim * (self.intermediate_dim or 4 * self.hidden_dim)
+        block = 2 * self.hidden_dim**2 + 2 * wide  # query, output; feed-forward
+        table = self.max_sequence_length if self.positions == "learned" else 0
+        return self.hidden_dim * (self.vocab_size + table) + self.num_layers * block
 
     @classmethod
     def preset(cls, name: str, vocab_size: int, **changes: Any) -> "GPTConfig":
@@ -211,7 +227,7 @@ class GPT(ConfiguredModel):
             # Already float32, but Keras 3.15 declares it to be in the compute type.
             logits = keras.ops.cast(logits, "float32")
         else:
-            logits = keras.layers.Dense(
+            logits = Dense(
                 config.vocab_size,
                 use_bias=config.use_bias,
                 dtype="float32",
@@ -246,6 +262,7 @@ def _block(config: GPTConfig, index: int, seed: int, policy) -> TransformerBlock
         qkv_bias=config.qkv_bias,
         use_bias=config.use_bias,
         qk_norm=config.qk_norm,
+        kv_shift=config.kv_shift,
         attention_window=config.attention_window,
         norm_epsilon=config.norm_epsilon,
         max_wavelength=config.max_wavelength,

@@ -6,9 +6,9 @@ from typing import Any
 import keras
 
 from keras_tinygpt.checks import check_choice, check_float, check_int
+from keras_tinygpt.layers import recurrent
 from keras_tinygpt.layers.blocks import offset_seed
 from keras_tinygpt.layers.dropout import Dropout
-from keras_tinygpt.layers.recurrent import FusedLSTM
 from keras_tinygpt.models.configured import ConfiguredModel, resolve_policy
 from keras_tinygpt.models.initialization import (
     INITIAL_LOGIT_STDDEV,
@@ -43,6 +43,12 @@ class LSTMConfig:
         if self.embedding_dim is not None:
             check_int("embedding_dim", self.embedding_dim)
         check_float("dropout", self.dropout, 0.0, 1.0, high_open=True)
+
+    def least_weights(self) -> int:
+        """A lower bound of the number of weights, known before a model is built."""
+        below = self.embedding_dim or self.vocab_size  # inputs of the first layer
+        recurrent = 4 * self.hidden_dim * (below + self.num_layers * self.hidden_dim)
+        return recurrent + self.hidden_dim * self.vocab_size
 
     @classmethod
     def preset(cls, name: str, vocab_size: int, **changes: Any) -> "LSTMConfig":
@@ -128,7 +134,7 @@ def _make_layers(config: LSTMConfig, seed: int, policy) -> dict[str, keras.Layer
         )
     for index in range(config.num_layers):
         layers.append(
-            FusedLSTM(
+            recurrent.LSTM(
                 config.hidden_dim,
                 return_sequences=True,
                 return_state=True,

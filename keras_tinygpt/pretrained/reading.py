@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_tinygpt.archive import check_size
 from keras_tinygpt.checks import check_choice, check_int
 from keras_tinygpt.models.gpt import GPT, GPTConfig
 from keras_tinygpt.pretrained.layouts import FAMILIES, Family, Tensor
@@ -48,8 +49,10 @@ def read_pretrained(
     if max_sequence_length is not None:
         check_int("max_sequence_length", max_sequence_length, 1, window)
         config = dataclasses.replace(config, max_sequence_length=max_sequence_length)
+    tensors = _read_tensors(path)
+    check_size(config, sum(tensor.nbytes for tensor in tensors.values()))
     model = GPT(config, dtype=dtype)
-    _set_weights(model, config, FAMILIES[kind], _read_tensors(path))
+    _set_weights(model, config, FAMILIES[kind], tensors)
     tokenizer, said = _read_tokenizer(path, config.vocab_size)
     metrics = {"source": {"model_type": kind, "window": window, "tokenizer": said}}
     return model, tokenizer, metrics

@@ -142,10 +142,9 @@ def study_table(results: dict[str, Any]) -> str:
             f"| {last['bits_per_token']:.2f} | |"
         )
     seeds = max(len(rows) for rows in groups.values())
-    versions = results["rows"][0]["versions"]
     note = f"Seeds: {seeds} a row" + (", mean ± standard deviation" * (seeds > 1))
     return "\n".join(
-        [*lines, "", f"`{results['command']}`", "", f"{note}. {_machine(versions)}"]
+        [*lines, "", f"`{results['command']}`", "", f"{note}. {_machines(groups)}"]
     )
 
 
@@ -216,8 +215,23 @@ def _benchmark_footer(results: dict[str, Any]) -> list[str]:
 
 
 def _machine(versions: dict[str, str]) -> str:
-    listed = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"Two CPU cores; {listed}."
+    return f"Two CPU cores; {_listed(versions)}."
+
+
+def _machines(groups: dict[str, list[dict[str, Any]]]) -> str:
+    """What the models were trained with, told once for those alike."""
+    alike: dict[str, list[str]] = {}
+    for name, rows in groups.items():
+        setting = f"{rows[0]['precision']}, {_listed(rows[0]['versions'])}"
+        alike.setdefault(setting, []).append(name)
+    if len(alike) == 1:
+        return f"Two CPU cores; {next(iter(alike))}."
+    told = "; ".join(f"{', '.join(names)}: {text}" for text, names in alike.items())
+    return f"Two CPU cores; {told}."
+
+
+def _listed(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def render_readme(text: str, results_folder: Path) -> str:

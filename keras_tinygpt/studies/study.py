@@ -17,7 +17,6 @@ import numpy as np
 
 from keras_tinygpt import bundle
 from keras_tinygpt.checks import check_int
-from keras_tinygpt.files import write_json
 from keras_tinygpt.models import GPTConfig, LSTMConfig
 from keras_tinygpt.studies.runs import (
     Run,
@@ -253,9 +252,3 @@ def spread(values: Sequence[float]) -> str:
     """Mean and, for several runs, standard deviation as text."""
     mean = f"{np.mean(values):.4f}"
     return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1):.4f}"
-
-
-def write_results(results: dict[str, Any], path: Path) -> None:
-    """Writes a results file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, results)
