@@ -1,7 +1,7 @@
 """Small GPTs for Keras: layers, models, training, generation."""
 
 from keras_tinygpt import inspection, layers
-from keras_tinygpt.bundle import LanguageModel, load, save
+from keras_tinygpt.bundle import LanguageModel, from_pretrained, load, save
 from keras_tinygpt.callbacks import SampleText
 from keras_tinygpt.evaluation import Scores, evaluate
 from keras_tinygpt.export.saved_model import export_saved_model
@@ -15,6 +15,7 @@ from keras_tinygpt.models import (
     fingerprint,
 )
 from keras_tinygpt.text import (
+    BPETokenizer,
     ByteTokenizer,
     CharTokenizer,
     Corpus,
@@ -34,6 +35,7 @@ from keras_tinygpt.training import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "BPETokenizer",
     "ByteTokenizer",
     "CharTokenizer",
     "Corpus",
@@ -53,6 +55,7 @@ __all__ = [
     "evaluate",
     "export_saved_model",
     "fingerprint",
+    "from_pretrained",
     "generate",
     "inspection",
     "layers",

@@ -20,6 +20,7 @@ from keras_tinygpt.archive import check_archive
 from keras_tinygpt.export.reading import is_saved_model, read_saved_model
 from keras_tinygpt.files import file_sha256, read_sealed, sealed, write_json
 from keras_tinygpt.generation import generate, stream
+from keras_tinygpt.pretrained.reading import is_pretrained, read_pretrained
 from keras_tinygpt.text.tokenizers import load_tokenizer
 
 FORMAT_VERSION = 1
@@ -38,10 +39,12 @@ def save(
 ) -> Path:
     """Writes a bundle folder, whole or not at all; the optimizer is left out.
 
+    Low-rank adapters of Keras' `enable_lora` are added to their kernels.
+
     Args:
         path: the folder; its parents are made.
         model: from `build_gpt` or `build_lstm`.
-        tokenizer: a `CharTokenizer` or `ByteTokenizer`; its vocab_size is the model's.
+        tokenizer: one of this package; its vocab_size is the model's.
         metrics: anything JSON can hold.
         overwrite: whether an existing bundle at `path` is replaced.
 
@@ -57,7 +60,7 @@ def save(
     check_free(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(path) as folder:
-        _without_optimizer(model).save(folder / MODEL)
+        plain_model(model).save(folder / MODEL)
         tokenizer.save(folder / TOKENIZER)
         content = {
             "format_version": FORMAT_VERSION,
@@ -68,12 +71,23 @@ def save(
     return path
 
 
-def _without_optimizer(model: keras.Model) -> keras.Model:
-    """The model itself, or a copy where it carries an optimizer thrice its size."""
-    if getattr(model, "optimizer", None) is None:
+def plain_model(model: keras.Model) -> keras.Model:
+    """The model itself, or a copy of one that carries more than its own weights.
+
+    An optimizer, thrice the model's size, is left out; low-rank adapters are added to
+    their kernels.
+    """
+    adapted = any("lora_" in weight.path for weight in model.weights)
+    if getattr(model, "optimizer", None) is None and not adapted:
         return model
     copy = type(model).from_config(model.get_config())
-    copy.set_weights(model.get_weights())
+    if not adapted:
+        copy.set_weights(model.get_weights())
+        return copy
+    with tempfile.TemporaryDirectory(prefix="keras-tinygpt-") as temporary:
+        path = Path(temporary, "merged.weights.h5")
+        model.save_weights(path)  # Keras adds the adapters when it saves
+        copy.load_weights(path)
     return copy
 
 
@@ -108,6 +122,8 @@ def check_free(path: Path, overwrite: bool) -> None:
 
 def check_pair(model: keras.Model, tokenizer: Any) -> None:
     """Raises ValueError unless the two have equally many tokens."""
+    if tokenizer is None:
+        raise ValueError("tokenizer must be one of this package, got None")
     vocab_size = model.output_shape[-1]
     if vocab_size != tokenizer.vocab_size:
         raise ValueError(
@@ -121,14 +137,16 @@ class LanguageModel:
 
     Attributes:
         model: the Keras model.
-        tokenizer: turns text into token ids and back.
+        tokenizer: turns text into token ids and back; None for a pretrained folder
+            without one.
         metrics: what was recorded when the bundle was saved.
     """
 
     def __init__(
         self, model: keras.Model, tokenizer: Any, metrics: dict[str, Any] | None = None
     ):
-        check_pair(model, tokenizer)
+        if tokenizer is not None:
+            check_pair(model, tokenizer)
         self.model = model
         self.tokenizer = tokenizer
         self.metrics = metrics or {}
@@ -157,10 +175,20 @@ class LanguageModel:
         prompts = [
             self._encode(text, unknown) for text in ([prompt] if single else prompt)
         ]
+        stops = self._stops(stop)
+        in_text = bool(stops) and not self.tokenizer.concatenates
         outputs = generate(
-            self.model, prompts, max_new_tokens, stop=self._stops(stop), **settings
+            self.model,
+            prompts,
+            max_new_tokens,
+            stop=() if in_text else [self.tokenizer.encode(text) for text in stops],
+            **settings,
         )
         texts = [self.tokenizer.decode(tokens) for tokens in outputs]
+        if in_text:
+            lengths = [len(self.tokenizer.decode(tokens)) for tokens in prompts]
+            pairs = zip(texts, lengths, strict=True)
+            texts = [_cut(text, stops, length) for text, length in pairs]
         return texts[0] if single else texts
 
     def stream(
@@ -176,14 +204,18 @@ class LanguageModel:
 
         Takes the arguments of `generate`; the prompt is not repeated.
         """
+        self.check_tokenizer()
+        stops = self._stops(stop)
+        in_text = bool(stops) and not self.tokenizer.concatenates
         pieces = stream(
             self.model,
             self._encode(prompt, unknown),
             max_new_tokens,
-            stop=self._stops(stop),
+            stop=() if in_text else [self.tokenizer.encode(text) for text in stops],
             **settings,
         )
-        return self._decode(pieces)
+        texts = self._decode(pieces)
+        return _cut_stream(texts, stops) if in_text else texts
 
     def _decode(self, pieces: Iterator[np.ndarray]) -> Iterator[str]:
         decoder = self.tokenizer.stream_decoder()
@@ -195,7 +227,14 @@ class LanguageModel:
         if rest:
             yield rest
 
+    def check_tokenizer(self) -> None:
+        """Raises ValueError, with the reason, if there is no tokenizer."""
+        if self.tokenizer is None:
+            reason = self.metrics.get("source", {}).get("tokenizer", "none")
+            raise ValueError(f"text needs a tokenizer, the model has {reason}")
+
     def _encode(self, text: str, unknown: str) -> np.ndarray:
+        self.check_tokenizer()
         tokens = self.tokenizer.encode(text, unknown=unknown)
         if not len(tokens):
             raise ValueError(
@@ -203,18 +242,46 @@ class LanguageModel:
             )
         return tokens
 
-    def _stops(self, stop: str | Sequence[str]) -> list[np.ndarray]:
+    @staticmethod
+    def _stops(stop: str | Sequence[str]) -> list[str]:
         stops = [stop] if isinstance(stop, str) else list(stop)
         if "" in stops:
             raise ValueError("stop must not be an empty string")
-        return [self.tokenizer.encode(text) for text in stops]
+        return stops
+
+
+def _cut(text: str, stops: list[str], start: int) -> str:
+    """The text as far as the stop that is complete first, looking from `start` on."""
+    found = [(text.find(stop, start), stop) for stop in stops]
+    ends = [(place + len(stop), place) for place, stop in found if place >= 0]
+    return text[: min(ends)[1]] if ends else text
+
+
+def _cut_stream(pieces: Iterator[str], stops: list[str]) -> Iterator[str]:
+    """The pieces of a text as far as its first stop; what may begin one is held."""
+    held = ""
+    for piece in pieces:
+        held += piece
+        text = _cut(held, stops, 0)
+        if len(text) < len(held):
+            if text:
+                yield text
+            return
+        beginnings = [stop[:size] for stop in stops for size in range(1, len(stop))]
+        keep = max((len(b) for b in beginnings if held.endswith(b)), default=0)
+        if len(held) > keep:
+            yield held[: len(held) - keep]
+        held = held[len(held) - keep :]
+    if held:
+        yield held
 
 
 def load(path: str | os.PathLike) -> LanguageModel:
     """Loads a bundle folder, a SavedModel, or "tiny-shakespeare", the packaged model.
 
     A folder that `export_saved_model` wrote gives a float32 model with the weights it
-    holds, on any backend.
+    holds, on any backend. A folder as transformers writes them is read as by
+    `from_pretrained`.
 
     Raises:
         FileNotFoundError: if the folder or one of its files is missing.
@@ -227,6 +294,8 @@ def load(path: str | os.PathLike) -> LanguageModel:
         raise FileNotFoundError(f"a bundle is a folder with {MODEL}; {path} {what}")
     if is_saved_model(path) and not (path / MODEL).exists():
         return LanguageModel(*read_saved_model(path))
+    if is_pretrained(path) and not (path / MODEL).exists():
+        return from_pretrained(path)
     for name in (MODEL, TOKENIZER):
         if not (path / name).is_file():
             raise FileNotFoundError(f"{path} is not a bundle: it has no {name}")
@@ -243,10 +312,40 @@ def load(path: str | os.PathLike) -> LanguageModel:
     return LanguageModel(model, tokenizer, metrics)
 
 
+def from_pretrained(
+    path: str | os.PathLike,
+    *,
+    max_sequence_length: int | None = None,
+    dtype: Any = None,
+) -> LanguageModel:
+    """Reads a GPT-2, Llama, Mistral or Qwen2 as transformers keeps it in a folder.
+
+    The logits are those of transformers. A model whose output projection has biases
+    where others have none gets zeros there.
+
+    Args:
+        path: a local folder with `config.json`, `model.safetensors` (or the index of
+            several) and, for text, `tokenizer.json` or `vocab.json` and `merges.txt`.
+            Without a tokenizer that this package reads, which `metrics` then says,
+            `model` still works on token ids.
+        max_sequence_length: a shorter window than the model's, whose caches take less
+            memory; None means the model's.
+        dtype: Keras dtype policy, such as "mixed_bfloat16"; None means the global one.
+
+    Raises:
+        FileNotFoundError: if the folder or one of its files is missing.
+        ImportError: if safetensors or tokenizers is missing.
+        ValueError: if a field of config.json has a value that no `GPTConfig` has, or a
+            file is damaged.
+    """
+    return LanguageModel(*read_pretrained(Path(path), max_sequence_length, dtype))
+
+
 def find_bundle(path: str | os.PathLike) -> Path:
     """The folder meant: a model at `path`, else the one in the package."""
     path = Path(path)
-    if str(path) != PRETRAINED or (path / MODEL).exists() or is_saved_model(path):
+    is_model = (path / MODEL).exists() or is_saved_model(path) or is_pretrained(path)
+    if str(path) != PRETRAINED or is_model:
         return path
     packaged = _PACKAGE / "_data" / PRETRAINED
     if packaged.exists():

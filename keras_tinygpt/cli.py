@@ -37,9 +37,12 @@ class TrainOptions:
         preset: shape of the model and recipe of the training; other flags change
             single values of it. tiny is for the gpt only.
         with_lstm: whether an LSTM of the same preset is trained too, for comparison.
-        tokenizer: char (one token a character) or byte (UTF-8 bytes).
+        tokenizer: char (one token a character), byte (UTF-8 bytes) or bpe (byte pairs
+            learned on the training part; needs the tokenizers package).
+        vocab_size: most tokens of the bpe tokenizer, at least 256; default is 2048.
         split: fractions (0.9 0.1) or token counts (1000000 55000 60394) of the
-            training, validation and optional test part, in the order of the text.
+            training, validation and optional test part, in the order of the text; for
+            bpe counts of characters.
         out: folder of the run; default saved_models/CORPUS-PRESET.
         force: whether an existing run in that folder is replaced; it waits under the
             name OUT.previous until the new one is complete.
@@ -55,7 +58,8 @@ class TrainOptions:
     architecture: Literal["gpt", "lstm"] = "gpt"
     preset: Literal["book", "mini", "tiny"] = "book"
     with_lstm: bool = False
-    tokenizer: Literal["char", "byte"] = "char"
+    tokenizer: Literal["char", "byte", "bpe"] = "char"
+    vocab_size: int | None = None
     split: tuple[float, ...] = (0.9, 0.1)
     out: Path | None = None
     force: bool = False
@@ -93,8 +97,9 @@ class GenerateOptions:
     """Continue a prompt with a saved model, printed as it is made.
 
     Args:
-        bundle: folder made by tinygpt train, or SavedModel made by tinygpt export;
-            default is the model in the package.
+        bundle: folder made by tinygpt train, SavedModel made by tinygpt export, or
+            GPT-2, Llama, Mistral or Qwen2 in a transformers folder; default is the
+            model in the package.
         prompt: text to continue; read from standard input when empty or left out, or
             "ROMEO:" at a terminal with the model in the package.
         max_new_tokens: most tokens to add.
@@ -126,17 +131,18 @@ class ExportOptions:
     Args:
         bundle: folder made by tinygpt train.
         format: saved_model (a TensorFlow folder: text in, text out); onnx, litert or
-            openvino (a folder with the graphs of a cached step); int8 (a bundle with
-            matrices of int8, a third of the size); or weights (a file for load_weights
-            of the same Keras model).
+            openvino (a folder with the graphs of a cached step); safetensors (a GPT-2
+            or Llama folder for transformers); int8 (a bundle with matrices of int8, a
+            third of the size); or weights (a file for load_weights of the same Keras
+            model).
         out: folder or file to write; default is in the bundle, named by the format.
         force: whether what is there already is replaced.
     """
 
     bundle: tyro.conf.Positional[Path]
-    format: Literal["saved_model", "onnx", "litert", "openvino", "int8", "weights"] = (
-        "saved_model"
-    )
+    format: Literal[
+        "saved_model", "onnx", "litert", "openvino", "safetensors", "int8", "weights"
+    ] = "saved_model"
     out: Path | None = None
     force: bool = False
 

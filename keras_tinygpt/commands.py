@@ -34,10 +34,12 @@ from keras_tinygpt.models import (
     LSTMConfig,
 )
 from keras_tinygpt.plots import plot_history
+from keras_tinygpt.pretrained.writing import export_safetensors
 from keras_tinygpt.speed import speed_line
 from keras_tinygpt.studies.recipes import recipe
 from keras_tinygpt.studies.runs import (
     CHECKPOINT,
+    Row,
     Run,
     count_ngrams,
     fit_run,
@@ -47,8 +49,10 @@ from keras_tinygpt.studies.runs import (
     split_parts,
 )
 from keras_tinygpt.text import (
+    BPETokenizer,
     ByteTokenizer,
     CharTokenizer,
+    Corpus,
     encode_corpus,
     even_starts,
     load_corpus,
@@ -63,6 +67,8 @@ from keras_tinygpt.training import (
     model_window,
 )
 
+BPE_VOCAB_SIZE = 2048
+
 
 def train_command(
     options: Any, model_flags: dict[str, Any], training: TrainConfig, argv: list[str]
@@ -76,14 +82,7 @@ def train_command(
         argv: the flags as typed, for the line that says how to go on.
     """
     corpus = load_corpus(options.corpus)
-    tokenizer = ByteTokenizer()
-    if options.tokenizer == "char":
-        tokenizer = CharTokenizer.from_text(corpus)
-    if tokenizer.vocab_size < 2:
-        raise ValueError(
-            f"corpus must have at least 2 distinct characters, got {corpus.name} with 1"
-        )
-    parts = split_parts(encode_corpus(corpus, tokenizer), options.split)
+    tokenizer, parts, characters = _tokenize(corpus, options)
     make = GPTConfig if options.architecture == "gpt" else LSTMConfig
     config = make(vocab_size=tokenizer.vocab_size, **model_flags)
     length = training.sequence_length or config.max_sequence_length
@@ -104,16 +103,20 @@ def train_command(
     sizes = ", ".join(f"{name} {len(part):,}" for name, part in parts.items())
     print(f"{corpus.name}: vocabulary {tokenizer.vocab_size}; tokens: {sizes}")
 
+    rates = {name: len(ids) / characters[name] for name, ids in parts.items()}
     counts = count_ngrams(parts, tokenizer.vocab_size)
+    counts = [_with_rates(row, rates) for row in counts]
     rows, histories = [], {}
     for job in jobs:
         callbacks = [SampleText(tokenizer, prompt)] if options.show_samples else []
         model, result = _fit(job, out, parts, options, argv, callbacks)
         held_out = {name: ids for name, ids in parts.items() if name != "train"}
-        row = score_run(job, model, result, held_out)
+        row = _with_rates(score_run(job, model, result, held_out), rates)
         metrics = {
             "command": shlex.join(["tinygpt", "train", *argv]),
             **run_metrics(job, model, result, row, corpus, str(options.corpus), parts),
+            "tokenizer": tokenizer.kind,
+            "characters": characters,
             "ngrams": {count.name: count.part_scores() for count in counts},
         }
         bundles.save(job.folder, model, tokenizer, metrics, overwrite=True)
@@ -134,6 +137,49 @@ def train_command(
     print(f"\n\nsaved {out}: model.keras, tokenizer.json, metrics.json, curve.png")
     print(f"continue a text: tinygpt generate {shlex.quote(str(out))} 'your prompt'")
     return out
+
+
+def _tokenize(
+    corpus: Corpus, options: Any
+) -> tuple[Any, dict[str, np.ndarray], dict[str, int]]:
+    """The tokenizer, the ids of each part, and how many characters each part has.
+
+    Characters and bytes are cut into parts as tokens. For byte pairs the text is cut,
+    so that they are learned on the training part alone.
+    """
+    if options.tokenizer == "bpe":
+        codes = np.frombuffer(corpus.text.encode("utf-32-le"), "<u4")
+        texts = {
+            name: part.tobytes().decode("utf-32-le")
+            for name, part in split_parts(codes, options.split).items()
+        }
+        size = BPE_VOCAB_SIZE if options.vocab_size is None else options.vocab_size
+        tokenizer = BPETokenizer.from_text(texts["train"], size)
+        parts = {
+            name: tokenizer.encode(text, dtype=tokenizer.ids_dtype)
+            for name, text in texts.items()
+        }
+        return tokenizer, parts, {name: len(text) for name, text in texts.items()}
+    if options.vocab_size is not None:
+        raise ValueError(
+            f"vocab_size needs --tokenizer bpe, got {options.vocab_size} with "
+            f"{options.tokenizer}"
+        )
+    tokenizer = ByteTokenizer()
+    if options.tokenizer == "char":
+        tokenizer = CharTokenizer.from_text(corpus)
+    if tokenizer.vocab_size < 2:
+        raise ValueError(
+            f"corpus must have at least 2 distinct characters, got {corpus.name} with 1"
+        )
+    parts = split_parts(encode_corpus(corpus, tokenizer), options.split)
+    characters = {name: len(tokenizer.decode(ids)) for name, ids in parts.items()}
+    return tokenizer, parts, characters
+
+
+def _with_rates(row: Row, rates: dict[str, float]) -> Row:
+    """A row that knows how many tokens a character takes in each part."""
+    return dataclasses.replace(row, tokens_per_character=rates)
 
 
 def _check_memory(config: GPTConfig | LSTMConfig) -> None:
@@ -236,9 +282,16 @@ def _how_to_go_on(folder: Path, out: Path, argv: list[str]) -> str:
     return f"{kept}; go on with: {command}"
 
 
+def _load(path: Path) -> bundles.LanguageModel:
+    """A model that reads and writes text."""
+    language_model = bundles.load(path)
+    language_model.check_tokenizer()
+    return language_model
+
+
 def evaluate_command(options: Any) -> Scores:
     """Scores a bundle on a text and prints the figures; see `cli.EvaluateOptions`."""
-    language_model = bundles.load(options.bundle)
+    language_model = _load(options.bundle)
     tokenizer = language_model.tokenizer
     if options.corpus is None:
         ids, title = _held_out_part(language_model, options.bundle)
@@ -256,7 +309,7 @@ def evaluate_command(options: Any) -> Scores:
     print(
         f"{title}: {scores.nats:.4f} nats per token, perplexity "
         f"{scores.perplexity:.3f}, {scores.bits_per_token:.4f} bits per token, "
-        f"{scores.bits_per_token * scores.tokens / len(text):.4f} bits per character, "
+        f"{scores.bits_per_token * len(ids) / len(text):.4f} bits per character, "
         f"{scores.tokens:,} tokens scored"
     )
     return scores
@@ -270,6 +323,8 @@ def _held_out_part(
     try:
         source, sha256 = (metrics["corpus"][name] for name in ("source", "sha256"))
         split = {str(name): int(count) for name, count in metrics["split"].items()}
+        characters = metrics.get("characters", split)
+        characters = {name: int(characters[name]) for name in split}
         source = str(source)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"corpus must be given: {bundle} does not name one") from error
@@ -279,8 +334,13 @@ def _held_out_part(
             f"corpus {source} is not the text the model was trained on (its sha256 "
             "differs); name the text to score"
         )
-    ids = encode_corpus(corpus, language_model.tokenizer)
-    ids = split_ids(ids, counts=list(split.values()))[-1]
+    tokenizer = language_model.tokenizer
+    if tokenizer.concatenates:
+        ids = encode_corpus(corpus, tokenizer)
+        ids = split_ids(ids, counts=list(split.values()))[-1]
+    else:  # the text was cut, not its tokens
+        last = sum(characters.values()) - characters[list(split)[-1]]
+        ids = tokenizer.encode(corpus.text[last : sum(characters.values())])
     return ids, f"{corpus.name}, {list(split)[-1]} part"
 
 
@@ -291,7 +351,7 @@ def inspect_command(options: Any, sampling: SamplingConfig) -> Path:
         options: a `cli.InspectOptions`.
         sampling: temperature and filters of the next-token view.
     """
-    language_model = bundles.load(options.bundle)
+    language_model = _load(options.bundle)
     model, tokenizer = language_model.model, language_model.tokenizer
     held_out, title = _inspected_text(language_model, options)
     length = model_window(model)
@@ -353,7 +413,7 @@ def generate_command(options: Any, sampling: dict[str, Any]) -> None:
                 "prompt on standard input must be UTF-8, got byte "
                 f"0x{error.object[error.start]:02x} at offset {error.start}"
             ) from error
-    language_model = bundles.load(options.bundle)
+    language_model = _load(options.bundle)
     for index in range(options.num_samples):
         if options.num_samples > 1:
             print(f"{'' if index == 0 else chr(10)}--- sample {index + 1} ---")
@@ -385,7 +445,7 @@ def export_command(options: Any) -> Path:
     """Writes a bundle in another format; see `cli.ExportOptions`."""
     name, write = EXPORTS[options.format]
     out = options.out or options.bundle / name
-    language_model = bundles.load(options.bundle)
+    language_model = _load(options.bundle)
     if out.exists() and not options.force:
         raise FileExistsError(f"out: {out} exists already; --force replaces it")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -440,6 +500,10 @@ EXPORTS: dict[str, tuple[str, Callable[[bundles.LanguageModel, Path, bool], None
     "onnx": ("onnx", functools.partial(_write_format, formats.export_onnx)),
     "litert": ("litert", functools.partial(_write_format, formats.export_litert)),
     "openvino": ("openvino", functools.partial(_write_format, formats.export_openvino)),
+    "safetensors": (
+        "safetensors",
+        functools.partial(_write_format, export_safetensors),
+    ),
     "int8": ("int8", _write_int8),
     "weights": ("model.weights.h5", _write_weights),
 }

@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import pytest
 
+from keras_tinygpt import cli
+
 
 def tiny_shakespeare() -> Path:
     """A copy of tiny Shakespeare beside the repository; skips the test without one."""
@@ -248,3 +250,15 @@ def check_saved_model(model, ids, path):
     assert json.loads(json.dumps(model.get_config())) == model.get_config()
     np.testing.assert_array_equal(to_numpy(copy(ids)), to_numpy(model(ids)))
     return copy
+
+
+def check_one_line_error(capsys, *argv) -> str:
+    """Runs a `tinygpt` command that must exit with 2; returns its one line of error."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([str(argument) for argument in argv])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2, error
+    assert "Traceback" not in error
+    assert len(error.splitlines()) == 1, error
+    assert error.startswith("tinygpt: error: ")
+    return error

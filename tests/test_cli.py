@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import check_one_line_error as fails
 
 import keras_tinygpt as tg
 from keras_tinygpt import cli
@@ -44,18 +45,6 @@ def text_file(tmp_path, monkeypatch):
 
 def run(*argv):
     cli.main([str(argument) for argument in argv])
-
-
-def fails(capsys, *argv):
-    """Runs a command that must exit with 2; returns its one line of error."""
-    with pytest.raises(SystemExit) as stopped:
-        run(*argv)
-    error = capsys.readouterr().err
-    assert stopped.value.code == 2, error
-    assert "Traceback" not in error
-    assert len(error.splitlines()) == 1, error
-    assert error.startswith("tinygpt: error: ")
-    return error
 
 
 def test_train_evaluate_generate(text_file, tmp_path, capsys):

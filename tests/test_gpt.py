@@ -44,6 +44,8 @@ CHANGES = {positions: {"positions": positions} for positions in POSITIONS} | {
         "qk_norm": True,
         "use_bias": False,
         "tie_embeddings": True,
+        "norm_epsilon": 1e-3,
+        "max_wavelength": 501.0,
     },
     "classic": {
         "positions": "sinusoidal",
@@ -378,6 +380,11 @@ def test_another_backend_gives_the_same_logits(backend, tmp_path):
         ({"tie_embeddings": 0}, "tie_embeddings must be True or False, got 0"),
         ({"scale_embeddings": 2}, "scale_embeddings must be True or False, got 2"),
         ({"attention_window": 0}, "attention_window must be at least 1, got 0"),
+        ({"norm_epsilon": 0.0}, "norm_epsilon must be a finite number in (0, inf)"),
+        (
+            {"max_wavelength": -1.0},
+            "max_wavelength must be a finite number in (0, inf)",
+        ),
         (
             {"positions": "rotary", "hidden_dim": 15},
             "rotary positions need an even hidden_dim / num_heads, got 5",

@@ -130,8 +130,10 @@ def test_importing_prints_nothing():
     assert result.stdout == b""
 
 
-@pytest.mark.parametrize("script", ["train_gpt.py", "train_lstm.py"])
+@pytest.mark.parametrize("script", ["train_gpt.py", "train_lstm.py", "train_bpe.py"])
 def test_example_scripts(tmp_path, script):
+    if script == "train_bpe.py":
+        pytest.importorskip("tokenizers", reason="needs the extra [bpe]")
     path = ROOT / "examples" / script
     assert len(path.read_text("utf-8").splitlines()) < 40
     text = (ROOT / "data" / "five-nights.txt").read_text("utf-8")
@@ -146,6 +148,25 @@ def test_example_scripts(tmp_path, script):
     )
     assert result.returncode == 0, result.stderr[-2000:]
     assert "Scores(nats=" in result.stdout
+
+
+def test_the_pretrained_example(tmp_path):
+    for package in ("safetensors", "tokenizers"):
+        pytest.importorskip(package, reason="needs the extra [gpt2]")
+    path = ROOT / "examples" / "use_pretrained.py"
+    assert len(path.read_text("utf-8").splitlines()) < 40
+    folder = str(ROOT / "tests" / "folders" / "gpt2")
+    result = subprocess.run(
+        [sys.executable, str(path), folder, "the bell", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.startswith("gpt2, ")
+    written = tg.load(tmp_path / "out")
+    assert tg.fingerprint(written.model) == tg.fingerprint(tg.load(folder).model)
 
 
 def test_the_generation_benchmark_runs_ours():

@@ -26,8 +26,8 @@ def check_exportable(model: keras.Model, tokenizer: Any) -> None:
         )
     if not isinstance(tokenizer, (CharTokenizer, ByteTokenizer)):
         raise ValueError(
-            "tokenizer must be a CharTokenizer or a ByteTokenizer, "
-            f"got {type(tokenizer).__name__}"
+            "tokenizer must be a CharTokenizer or a ByteTokenizer to be exported in "
+            f"this format, got {type(tokenizer).__name__}"
         )
     if model.quantization is not None:
         raise ValueError(
@@ -42,7 +42,7 @@ def float32_copy(model: keras.Model) -> keras.Model:
     for layer in copy.layers:
         if isinstance(layer, keras.layers.LSTM):
             layer.use_cudnn = False  # a graph made with it runs on GPUs only
-    copy.set_weights(model.get_weights())
+    copy.set_weights(bundle.plain_model(model).get_weights())
     return copy
 
 

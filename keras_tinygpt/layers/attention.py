@@ -15,7 +15,11 @@ from keras import ops
 from keras_tinygpt.checks import check_bool, check_choice, check_float, check_int
 from keras_tinygpt.layers.dense import Dense
 from keras_tinygpt.layers.dropout import Dropout
-from keras_tinygpt.layers.positions import RotaryPositions, alibi_bias
+from keras_tinygpt.layers.positions import (
+    MAX_WAVELENGTH,
+    RotaryPositions,
+    alibi_bias,
+)
 
 # Finite, so that a row with no allowed key stays finite; exp(MASKED - max) is 0.0.
 MASKED = -1e30
@@ -154,6 +158,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         fused_projections: whether one Dense makes queries, keys and values (faster);
             otherwise three named `query`, `key` and `value`.
         causal: False lets every position read all others.
+        norm_epsilon: added to the mean square in qk_norm.
+        max_wavelength: base of the frequencies of rotary positions.
         seed: seed of the dropout.
 
     Call arguments:
@@ -202,6 +208,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         use_bias: bool = True,
         fused_projections: bool = True,
         causal: bool = True,
+        norm_epsilon: float = NORM_EPSILON,
+        max_wavelength: float = MAX_WAVELENGTH,
         seed: int | None = None,
         **kwargs,
     ):
@@ -217,6 +225,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
                 f"causal={causal} and attention_window={attention_window}"
             )
         check_float("attention_dropout", attention_dropout, 0.0, 1.0, high_open=True)
+        check_float("norm_epsilon", norm_epsilon, low_open=True)
+        check_float("max_wavelength", max_wavelength, low_open=True)
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
@@ -230,6 +240,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         self.use_bias = check_bool("use_bias", use_bias)
         self.fused_projections = check_bool("fused_projections", fused_projections)
         self.causal = check_bool("causal", causal)
+        self.norm_epsilon = norm_epsilon
+        self.max_wavelength = max_wavelength
         self.seed = seed
         self.supports_masking = True
 
@@ -253,15 +265,17 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             self._key = dense(kv_dim, self.qkv_bias, "key")
             self._value = dense(kv_dim, self.qkv_bias, "value")
         if self.positions == "rotary":
-            self._rotary = RotaryPositions(dtype=dtype, name="rotary")
+            self._rotary = RotaryPositions(
+                self.max_wavelength, dtype=dtype, name="rotary"
+            )
             self._rotary.build((None, None, self.num_heads, self._head_dim))
         if self.qk_norm:
             self._query_norm = keras.layers.RMSNormalization(
-                epsilon=NORM_EPSILON, dtype=dtype, name="query_norm"
+                epsilon=self.norm_epsilon, dtype=dtype, name="query_norm"
             )
             self._query_norm.build((None, None, self.num_heads, self._head_dim))
             self._key_norm = keras.layers.RMSNormalization(
-                epsilon=NORM_EPSILON, dtype=dtype, name="key_norm"
+                epsilon=self.norm_epsilon, dtype=dtype, name="key_norm"
             )
             self._key_norm.build((None, None, self._kv_heads, self._head_dim))
         if self.kv_shift:
@@ -435,6 +449,8 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             use_bias=self.use_bias,
             fused_projections=self.fused_projections,
             causal=self.causal,
+            norm_epsilon=self.norm_epsilon,
+            max_wavelength=self.max_wavelength,
             seed=self.seed,
         )
         return config

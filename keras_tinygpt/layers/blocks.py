@@ -15,20 +15,26 @@ from keras_tinygpt.layers.attention import (
 )
 from keras_tinygpt.layers.dense import Dense
 from keras_tinygpt.layers.dropout import Dropout
+from keras_tinygpt.layers.positions import MAX_WAVELENGTH
 
 ACTIVATIONS = ("gelu", "relu", "relu2", "swiglu")
 NORMALIZATIONS = ("layer", "rms")
 NORM_POSITIONS = ("pre", "post")
 
 
-def make_norm(normalization: str, dtype=None, name: str | None = None):
+def make_norm(
+    normalization: str,
+    dtype=None,
+    name: str | None = None,
+    epsilon: float = NORM_EPSILON,
+):
     """Returns a new LayerNormalization ("layer") or RMSNormalization ("rms")."""
     check_choice("normalization", normalization, NORMALIZATIONS)
     if normalization == "rms":
         cls = keras.layers.RMSNormalization
     else:
         cls = keras.layers.LayerNormalization
-    norm = cls(epsilon=NORM_EPSILON, dtype=dtype, name=name)
+    norm = cls(epsilon=epsilon, dtype=dtype, name=name)
     norm.supports_masking = True  # Keras 3.15 forgets it for RMSNormalization
     return norm
 
@@ -146,6 +152,8 @@ class TransformerBlock(keras.layers.Layer):
         attention_window: number of positions each query reads; None means all.
         fused_projections: whether one Dense makes queries, keys and values.
         causal: False lets every position read all others.
+        norm_epsilon: added to the variance, or the mean square, in every norm.
+        max_wavelength: base of the frequencies of rotary positions.
         seed: seed of the dropouts.
 
     Call arguments:
@@ -185,6 +193,8 @@ class TransformerBlock(keras.layers.Layer):
         attention_window: int | None = None,
         fused_projections: bool = True,
         causal: bool = True,
+        norm_epsilon: float = NORM_EPSILON,
+        max_wavelength: float = MAX_WAVELENGTH,
         seed: int | None = None,
         **kwargs,
     ):
@@ -208,6 +218,8 @@ class TransformerBlock(keras.layers.Layer):
         self.attention_window = attention_window
         self.fused_projections = fused_projections
         self.causal = causal
+        self.norm_epsilon = norm_epsilon
+        self.max_wavelength = max_wavelength
         self.seed = seed
         self.supports_masking = True
         dtype = self.dtype_policy
@@ -223,6 +235,8 @@ class TransformerBlock(keras.layers.Layer):
             use_bias=use_bias,
             fused_projections=fused_projections,
             causal=causal,
+            norm_epsilon=norm_epsilon,
+            max_wavelength=max_wavelength,
             seed=offset_seed(seed, 2),
             dtype=dtype,
             name="attention",
@@ -230,8 +244,12 @@ class TransformerBlock(keras.layers.Layer):
         self._feed_forward = FeedForward(
             intermediate_dim, activation, use_bias, dtype=dtype, name="feed_forward"
         )
-        self._attention_norm = make_norm(normalization, dtype, "attention_norm")
-        self._feed_forward_norm = make_norm(normalization, dtype, "feed_forward_norm")
+        self._attention_norm = make_norm(
+            normalization, dtype, "attention_norm", norm_epsilon
+        )
+        self._feed_forward_norm = make_norm(
+            normalization, dtype, "feed_forward_norm", norm_epsilon
+        )
         self._attention_dropout = Dropout(
             dropout, seed=seed, dtype=dtype, name="attention_output_dropout"
         )
@@ -314,6 +332,8 @@ class TransformerBlock(keras.layers.Layer):
             attention_window=self.attention_window,
             fused_projections=self.fused_projections,
             causal=self.causal,
+            norm_epsilon=self.norm_epsilon,
+            max_wavelength=self.max_wavelength,
             seed=self.seed,
         )
         return config

@@ -18,6 +18,7 @@ from keras_tinygpt.layers import (
 )
 from keras_tinygpt.layers.blocks import (
     ACTIVATIONS,
+    NORM_EPSILON,
     NORM_POSITIONS,
     NORMALIZATIONS,
     make_norm,
@@ -25,6 +26,7 @@ from keras_tinygpt.layers.blocks import (
 )
 from keras_tinygpt.layers.dense import Dense
 from keras_tinygpt.layers.dropout import Dropout
+from keras_tinygpt.layers.positions import MAX_WAVELENGTH
 from keras_tinygpt.models.configured import ConfiguredModel, resolve_policy
 from keras_tinygpt.models.initialization import (
     INITIAL_LOGIT_STDDEV,
@@ -61,6 +63,8 @@ class GPTConfig:
         tie_embeddings: whether the head shares the token embedding (and has no bias).
         scale_embeddings: whether token vectors are multiplied by sqrt(hidden_dim).
         attention_window: tokens each query reads in each block; None means all.
+        norm_epsilon: added to the variance, or the mean square, in every norm.
+        max_wavelength: base of the frequencies of rotary and sinusoidal positions.
     """
 
     vocab_size: int
@@ -83,6 +87,8 @@ class GPTConfig:
     scale_embeddings: bool = False
     attention_window: int | None = None
     kv_shift: bool = False
+    norm_epsilon: float = NORM_EPSILON
+    max_wavelength: float = MAX_WAVELENGTH
 
     def __post_init__(self):
         for name in ("vocab_size", "max_sequence_length", "num_layers", "hidden_dim"):
@@ -97,6 +103,8 @@ class GPTConfig:
         check_choice("activation", self.activation, ACTIVATIONS)
         for name in ("dropout", "attention_dropout"):
             check_float(name, getattr(self, name), 0.0, 1.0, high_open=True)
+        for name in ("norm_epsilon", "max_wavelength"):
+            check_float(name, getattr(self, name), low_open=True)
         for field in dataclasses.fields(self):
             if field.type is bool:
                 check_bool(field.name, getattr(self, field.name))
@@ -199,7 +207,9 @@ class GPT(ConfiguredModel):
                 config.max_sequence_length, dtype=policy, name="position_embedding"
             )(x)
         elif config.positions == "sinusoidal":
-            x = SinusoidalPositions(dtype=policy, name="position_encoding")(x)
+            x = SinusoidalPositions(
+                config.max_wavelength, dtype=policy, name="position_encoding"
+            )(x)
         if config.dropout:
             x = Dropout(
                 config.dropout,
@@ -210,7 +220,9 @@ class GPT(ConfiguredModel):
         for index in range(config.num_layers):
             x = _block(config, index, seed, policy)(x)
         if config.norm_position == "pre":
-            x = make_norm(config.normalization, policy, "final_norm")(x)
+            x = make_norm(
+                config.normalization, policy, "final_norm", config.norm_epsilon
+            )(x)
         if config.tie_embeddings:
             logits = embedding(x, reverse=True)
             # Already float32, but Keras 3.15 declares it to be in the compute type.
@@ -253,6 +265,8 @@ def _block(config: GPTConfig, index: int, seed: int, policy) -> TransformerBlock
         qk_norm=config.qk_norm,
         kv_shift=config.kv_shift,
         attention_window=config.attention_window,
+        norm_epsilon=config.norm_epsilon,
+        max_wavelength=config.max_wavelength,
         seed=offset_seed(seed, 1 + 3 * index),
         dtype=policy,
         name=f"block_{index}",

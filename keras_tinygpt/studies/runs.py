@@ -61,10 +61,19 @@ class Row:
     steps: int | None
     seconds: float | None
     scores: dict[str, Scores]  # by part
+    tokens_per_character: dict[str, float] | None = None  # by part
+
+    def bits_per_character(self, part: str) -> float:
+        """Bits per token times the tokens per character of the part's text."""
+        return self.scores[part].bits_per_token * self.tokens_per_character[part]
 
     def part_scores(self) -> dict[str, dict[str, float]]:
         """The scores as plain numbers."""
-        return {name: dataclasses.asdict(s) for name, s in self.scores.items()}
+        scores = {name: dataclasses.asdict(s) for name, s in self.scores.items()}
+        if self.tokens_per_character is not None:
+            for name in scores:
+                scores[name]["bits_per_character"] = self.bits_per_character(name)
+        return scores
 
 
 def split_parts(ids: np.ndarray, split: Sequence[float]) -> dict[str, np.ndarray]:
@@ -184,12 +193,18 @@ def versions() -> dict[str, str]:
 
 
 def print_table(rows: list[Row]) -> None:
-    """Prints rows that were scored on the same parts."""
+    """Prints rows that were scored on the same parts.
+
+    `bits` is per token, `bits/char` per character of the text, which compares models
+    with different tokenizers; it is left out where a row does not know it.
+    """
     names = list(rows[0].scores)
+    by_character = all(row.tokens_per_character for row in rows)
     width = max(len(row.name) for row in rows)
     head = f"{'model':<{width}}  {'parameters':>10}  {'steps':>6}  {'seconds':>7}"
     for name in names:
         head += f"  {name + ' nats':>10}  {'perplexity':>10}  {'bits':>5}"
+        head += f"  {'bits/char':>9}" if by_character else ""
     print(f"\n{head}")
     for row in rows:
         cells = [
@@ -203,4 +218,6 @@ def print_table(rows: list[Row]) -> None:
                 f"{score.nats:>10.4f}  {score.perplexity:>10.2f}  "
                 f"{score.bits_per_token:>5.2f}"
             )
+            if by_character:
+                cells.append(f"{row.bits_per_character(name):>9.4f}")
         print("  ".join([f"{row.name:<{width}}", *cells]))

@@ -1,5 +1,6 @@
 """Text in, token ids and windows out: corpora, tokenizers, schedules."""
 
+from keras_tinygpt.text.bpe import BPETokenizer
 from keras_tinygpt.text.corpus import EMBEDDED_NAME, Corpus, load_corpus
 from keras_tinygpt.text.tokenizers import (
     ByteTokenizer,
@@ -17,6 +18,7 @@ from keras_tinygpt.text.windows import (
 
 __all__ = [
     "EMBEDDED_NAME",
+    "BPETokenizer",
     "ByteTokenizer",
     "CharTokenizer",
     "Corpus",

@@ -23,11 +23,12 @@ _CHUNK_CHARACTERS = 1 << 20
 _CHUNK_DECODED_BYTES = 1 << 12
 
 
-class _Tokenizer:
+class Tokenizer:
     """What the tokenizers share; subclasses set `kind` and `vocab_size`."""
 
     kind: str
     vocab_size: int
+    concatenates = True  # whether the ids of a joined text are its pieces' ids, joined
 
     @property
     def ids_dtype(self) -> np.dtype:
@@ -48,7 +49,7 @@ class _Tokenizer:
             ValueError: a character is unknown and `unknown` is "error", or an argument
                 is not as above.
         """
-        _check_text("text", text)
+        check_text("text", text)
         dtype = np.dtype(dtype)
         if dtype.kind not in "iu" or np.iinfo(dtype).max < self.vocab_size - 1:
             raise ValueError(
@@ -66,7 +67,7 @@ class _Tokenizer:
         Path(path).write_text(content + "\n", encoding="ascii")
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> "_Tokenizer":
+    def load(cls, path: str | os.PathLike) -> "Tokenizer":
         """Reads what `save` wrote; ValueError where the file holds anything else."""
         tokenizer = load_tokenizer(path)
         if not isinstance(tokenizer, cls):
@@ -84,7 +85,7 @@ class _Tokenizer:
         return f"{type(self).__name__}(vocab_size={self.vocab_size})"
 
 
-class CharTokenizer(_Tokenizer):
+class CharTokenizer(Tokenizer):
     """One id per character of a fixed vocabulary.
 
     Args:
@@ -126,7 +127,7 @@ class CharTokenizer(_Tokenizer):
             pieces = [pieces]
         characters: set[str] = set()
         for piece in pieces:
-            _check_text("each piece of text", piece)
+            check_text("each piece of text", piece)
             characters.update(piece)
         if not characters:
             raise ValueError("text must have at least one character, got none")
@@ -135,7 +136,7 @@ class CharTokenizer(_Tokenizer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "CharTokenizer":
         """Builds the tokenizer from what `get_config` returns."""
-        _check_version(config)
+        check_version(config)
         vocabulary = config.get("vocabulary")
         if not isinstance(vocabulary, list):
             kind = type(vocabulary).__name__
@@ -215,7 +216,7 @@ class CharTokenizer(_Tokenizer):
         return hash((self.kind, self._vocabulary))
 
 
-class ByteTokenizer(_Tokenizer):
+class ByteTokenizer(Tokenizer):
     """One id per byte of UTF-8: 256 ids, no vocabulary to fit, nothing unknown.
 
     Lone surrogates are encoded as UTF-8 would encode them if it could. Bytes that are
@@ -240,7 +241,7 @@ class ByteTokenizer(_Tokenizer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ByteTokenizer":
         """Builds the tokenizer from what `get_config` returns."""
-        _check_version(config)
+        check_version(config)
         return cls()
 
     @property
@@ -258,18 +259,11 @@ class ByteTokenizer(_Tokenizer):
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Returns the text of one-dimensional integer `ids`."""
-        data = check_ids(ids, self.vocab_size).astype(np.uint8).tobytes()
-        pieces, pending = [], b""
-        for start in range(0, len(data), _CHUNK_DECODED_BYTES):
-            stop = start + _CHUNK_DECODED_BYTES
-            chunk = pending + data[start:stop]
-            text, pending = _decode_utf8(chunk, final=stop >= len(data))
-            pieces.append(text)
-        return "".join(pieces)
+        return decode_bytes(check_ids(ids, self.vocab_size).astype(np.uint8).tobytes())
 
-    def stream_decoder(self) -> "_ByteStreamDecoder":
+    def stream_decoder(self) -> "Utf8StreamDecoder":
         """Returns a decoder with `.push(id) -> str` and `.finish() -> str`."""
-        return _ByteStreamDecoder()
+        return Utf8StreamDecoder(self.vocabulary)
 
     def _most_ids(self, num_characters: int) -> int:
         return 4 * num_characters
@@ -281,14 +275,16 @@ class ByteTokenizer(_Tokenizer):
         return hash(self.kind)
 
 
-_TOKENIZERS = {"char": CharTokenizer, "byte": ByteTokenizer}
+# By the type that files name; `keras_tinygpt.text.bpe` adds its own.
+TOKENIZERS: dict[str, Any] = {"char": CharTokenizer, "byte": ByteTokenizer}
 
 
-def load_tokenizer(path: str | os.PathLike) -> CharTokenizer | ByteTokenizer:
+def load_tokenizer(path: str | os.PathLike) -> Any:
     """Reads a saved tokenizer of whichever type the file names.
 
     Raises:
         FileNotFoundError: there is no such file.
+        ImportError: the tokenizer needs a package that is missing.
         ValueError: the file is not one this version of the package can read.
     """
     content = Path(path).read_bytes()
@@ -302,18 +298,16 @@ def load_tokenizer(path: str | os.PathLike) -> CharTokenizer | ByteTokenizer:
         raise ValueError(f"{str(path)!r}: {error}") from None
 
 
-def tokenizer_from_config(config: Any) -> CharTokenizer | ByteTokenizer:
+def tokenizer_from_config(config: Any) -> Any:
     """Builds the tokenizer of whichever type `config`, made by `get_config`, names."""
     if not isinstance(config, dict):
         kind = type(config).__name__
         raise ValueError(f"tokenizer must be a JSON object, got {kind}")
-    kind = check_choice("type", config.get("type"), tuple(_TOKENIZERS))
-    return _TOKENIZERS[kind].from_config(config)
+    kind = check_choice("type", config.get("type"), tuple(TOKENIZERS))
+    return TOKENIZERS[kind].from_config(config)
 
 
-def encode_corpus(
-    corpus: Corpus, tokenizer: CharTokenizer | ByteTokenizer, unknown: str = "error"
-) -> np.ndarray:
+def encode_corpus(corpus: Corpus, tokenizer: Any, unknown: str = "error") -> np.ndarray:
     """Returns a corpus' ids (n,) as `tokenizer.ids_dtype`.
 
     The text is decoded and encoded piece by piece: memory holds the corpus, the ids
@@ -338,14 +332,21 @@ class _CharStreamDecoder:
         return ""
 
 
-class _ByteStreamDecoder:
-    """Holds back the bytes of a character until its last one arrives."""
+class Utf8StreamDecoder:
+    """Holds back the bytes of a character until its last one arrives.
 
-    def __init__(self) -> None:
+    Args:
+        vocabulary: the bytes of each token.
+    """
+
+    def __init__(self, vocabulary: Sequence[bytes]):
+        self._vocabulary = vocabulary
         self._pending = b""
 
     def push(self, token_id: int) -> str:
-        data = self._pending + bytes([check_int("token_id", token_id, 0, 255)])
+        """Returns the characters that are complete with this token."""
+        token_id = check_int("token_id", token_id, 0, len(self._vocabulary) - 1)
+        data = self._pending + self._vocabulary[token_id]
         text, self._pending = _decode_utf8(data, final=False)
         return text
 
@@ -353,6 +354,17 @@ class _ByteStreamDecoder:
         """Returns what was held back (as U+FFFD) and starts afresh."""
         text, self._pending = _decode_utf8(self._pending, final=True)
         return text
+
+
+def decode_bytes(data: bytes) -> str:
+    """Returns UTF-8 as text: lone surrogates pass, what is not UTF-8 reads U+FFFD."""
+    pieces, pending = [], b""
+    for start in range(0, len(data), _CHUNK_DECODED_BYTES):
+        stop = start + _CHUNK_DECODED_BYTES
+        chunk = pending + data[start:stop]
+        text, pending = _decode_utf8(chunk, final=stop >= len(data))
+        pieces.append(text)
+    return "".join(pieces)
 
 
 def _decode_utf8(data: bytes, final: bool) -> tuple[str, bytes]:
@@ -391,7 +403,7 @@ def _collect(chunks: Iterable[np.ndarray], most: int, dtype) -> np.ndarray:
     return ids
 
 
-def _check_text(name: str, text: Any) -> None:
+def check_text(name: str, text: Any) -> None:
     if not isinstance(text, str):
         raise ValueError(f"{name} must be a string, got {type(text).__name__}")
 
@@ -417,7 +429,7 @@ def _check_vocabulary(vocabulary: Any) -> None:
         seen.add(character)
 
 
-def _check_version(config: dict[str, Any]) -> None:
+def check_version(config: dict[str, Any]) -> None:
     version = check_int("version", config.get("version"))
     if version > FORMAT_VERSION:
         raise ValueError(

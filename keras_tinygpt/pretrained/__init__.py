@@ -1,0 +1,1 @@
+"""Models in the folders of Hugging Face transformers: read and written."""
