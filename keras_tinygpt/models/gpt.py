@@ -170,7 +170,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "normalization": "rms",
         "activation": "relu2",
         "qk_norm": True,
-        "kv_shift": True,
         "use_bias": False,
         "dropout": 0.2,
     },

@@ -44,7 +44,6 @@ OWN_GPT = {
     "normalization": "rms",
     "activation": "relu2",
     "qk_norm": True,
-    "kv_shift": True,
     "qkv_bias": False,
     "use_bias": False,
     "dropout": 0.2,

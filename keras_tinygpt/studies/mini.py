@@ -28,6 +28,8 @@ def mini_study(corpus: str = SHAKESPEARE_NAME) -> Study:
     tiny = recipe("gpt", "tiny")
     mixed = "mixed_bfloat16"  # the fast one on PyTorch
     variants.append(Variant("tiny GPT", tiny.model, tiny.training, mixed))
+    shifted = dataclasses.replace(tiny.model, kv_shift=True)
+    variants.append(Variant("tiny GPT, kv_shift", shifted, tiny.training, mixed))
     return Study(
         name="mini",
         title="Tiny Shakespeare",

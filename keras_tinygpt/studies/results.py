@@ -1,11 +1,10 @@
 """Results as small JSON files, and README tables rendered from them.
 
-A results file holds its kind, rows and package versions. The rows of kind "runs" are
-what `metrics.json` says of one run each; those of benchmarks are what the script under
-`examples/` measured. The README has a pair of comment lines around each table, naming
-the file:
+A results file holds its kind, the command behind it, rows and versions: those of
+studies are written by `tinygpt study`, those of benchmarks by the scripts in
+`examples/`. The README has a pair of comment lines around each table, naming the file:
 
-    <!-- results: tiny_shakespeare -->
+    <!-- results: mini -->
     <!-- end of results -->
 """
 
@@ -15,65 +14,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from keras_tinygpt.bundle import METRICS
-from keras_tinygpt.files import write_json
 from keras_tinygpt.studies.study import by_name, paired_differences, spread
 
-RECORDED = (
-    "name",
-    "command",
-    "corpus",
-    "split",
-    "parameters",
-    "precision",
-    "training",
-    "scores",
-    "ngrams",
-    "seconds",
-    "best_step",
-    "fingerprints",
-    "versions",
-)
 MARKED = re.compile(
     r"(<!-- results: (?P<name>\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL
 )
-
-
-def record_runs(run_folders: list[Path], path: Path) -> None:
-    """Writes the metrics of finished runs to one results file, in the order given."""
-    rows = []
-    for folder in run_folders:
-        metrics = json.loads((folder / METRICS).read_text("utf-8"))["metrics"]
-        rows.append({name: metrics[name] for name in RECORDED})
-    write_json(path, {"kind": "runs", "rows": rows})
-
-
-def run_table(results: dict[str, Any]) -> str:
-    """A Markdown table of runs: shape, budget, last held-out part's scores, command."""
-    lines = [
-        "| model | parameters | steps x batch | seconds | part | nats | perplexity "
-        "| bits |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    commands = []
-    for row in results["rows"]:
-        training = row["training"]
-        part, scores = list(row["scores"].items())[-1]
-        lines.append(
-            f"| {row['name']} | {row['parameters']:,} "
-            f"| {training['steps']:,} x {training['batch_size']} "
-            f"| {row['seconds']:,.0f} | {part} | {scores['nats']:.4f} "
-            f"| {scores['perplexity']:.2f} | {scores['bits_per_token']:.2f} |"
-        )
-        commands.append(f"{row['command']}  # seed {training['seed']}")
-    for name, scores in results["rows"][0]["ngrams"].items():
-        part_scores = list(scores.values())[-1]
-        lines.append(
-            f"| {name} | counts | | | {list(scores)[-1]} | {part_scores['nats']:.4f} "
-            f"| {part_scores['perplexity']:.2f} | {part_scores['bits_per_token']:.2f} |"
-        )
-    footer = _machine(results["rows"][0]["versions"])
-    return "\n".join([*lines, "", "```bash", *commands, "```", "", footer])
 
 
 def speed_table(results: dict[str, Any]) -> str:
@@ -203,7 +148,6 @@ TABLES = {
     "context": context_study_table,
     "study": study_table,
     "table": plain_table,
-    "runs": run_table,
     "generation_speed": speed_table,
     "generation_context": context_table,
 }
