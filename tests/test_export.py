@@ -482,7 +482,7 @@ def test_loading_a_damaged_folder(quick, folders, tmp_path):
         ("[]", "is damaged"),
         (json.dumps({**content, "config": {"size": 1}}), "is damaged"),
         (json.dumps({**content, "format_version": 99}), "format_version 99"),
-        (json.dumps(content), "variables cannot be read"),
+        (json.dumps(content), "its weights are 0 bytes"),
     ):
         metadata.write_text(damage)
         with pytest.raises(ValueError, match=message) as error:

@@ -248,7 +248,10 @@ def test_heads_of_an_untrained_model_copy_little():
         assert 2.0 < head["entropy"] < np.log(24)
 
 
-def test_reversal_command(tmp_path, capsys):
+def test_reversal_command(tmp_path, capsys, monkeypatch):
+    small = dataclasses.replace(reversal.CONFIG, num_layers=1, hidden_dim=8)
+    monkeypatch.setattr(reversal, "CONFIG", small)
+    monkeypatch.setattr(reversal, "TESTED", 5)
     cli.COMMANDS["study"](
         ["reversal", "--seeds", "1", "--steps", "2", "--folder", str(tmp_path)]
     )
