@@ -89,8 +89,9 @@ def plot_lines(
     """
     figure = Figure(figsize=(7.2, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    for color, (name, values) in zip(COLORS, lines.items(), strict=False):
-        axes.plot(places, values, color=color, marker="o", label=name)
+    styles = [(color, line) for line in LINES for color in COLORS]
+    for (color, line), (name, values) in zip(styles, lines.items(), strict=False):
+        axes.plot(places, values, line, color=color, marker="o", label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(places, [f"{place:,}" for place in places])
@@ -138,37 +139,6 @@ def plot_bars(
     if baselines:
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
     save_figure(figure, path)
-
-
-def plot_loss_by_position(
-    losses: Mapping[str, Sequence[float]],
-    path: str | Path,
-    *,
-    title: str = "Loss by position in the window",
-) -> None:
-    """Draws the mean loss of the targets at each place of a window.
-
-    Args:
-        losses: nats by name; entry i is the mean loss after i + 1 tokens of context.
-        path: PNG file to write.
-        title: of the plot.
-    """
-    figure = Figure(figsize=(7.2, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    for index, (name, values) in enumerate(losses.items()):
-        axes.plot(
-            range(1, len(values) + 1),
-            values,
-            color=COLORS[index % len(COLORS)],
-            linestyle=LINES[index % len(LINES)],
-            label=name,
-        )
-    axes.set_xscale("log", base=2)
-    longest = max(map(len, losses.values()))
-    places = [2**power for power in range(longest.bit_length())]
-    axes.set_xticks(places, [f"{place:,}" for place in places])
-    axes.minorticks_off()
-    _finish(figure, ("tokens of context", "loss (nats per token)"), title, path)
 
 
 def plot_study(

@@ -6,7 +6,6 @@ from keras_tinygpt.plots import (
     plot_bars,
     plot_history,
     plot_lines,
-    plot_loss_by_position,
 )
 
 
@@ -44,8 +43,8 @@ def test_bars(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_loss_by_position(tmp_path):
-    path = tmp_path / "places.png"
-    losses = {"gpt": [3.0 / i for i in range(1, 129)], "lstm": [3.0, 2.0, 1.0]}
-    plot_loss_by_position(losses, path)
+def test_more_lines_than_colours(tmp_path):
+    path = tmp_path / "lines.png"
+    lines = {f"model {i}": [1.0 + i, 2.0 + i, 3.0 + i] for i in range(7)}
+    plot_lines(lines, [1, 2, 4], path, labels=("tokens", "nats"), title="Seven")
     assert path.read_bytes().startswith(b"\x89PNG")

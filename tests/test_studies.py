@@ -300,8 +300,13 @@ def test_extended_tables():
     )
 
 
+def test_bins_double():
+    means = context.binned(np.arange(11.0))
+    assert means == {"1": 0.0, "2": 1.0, "4": 2.5, "8": 5.5, "11": 9.0}
+
+
 def test_context_study(small_study, tmp_path, untrained, monkeypatch):
-    monkeypatch.setattr(context, "book_study", lambda: small_study)
+    monkeypatch.setattr(context, "book_study", lambda own_recipes: small_study)
     monkeypatch.setattr(context, "LENGTHS", (8, 16))
     monkeypatch.setattr(context, "FACTORS", (1, 3))
     monkeypatch.setattr(context, "COST_GPT", tg.GPTConfig(65, 8, 1, 2, hidden_dim=12))

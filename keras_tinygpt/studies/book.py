@@ -58,29 +58,34 @@ OWN_LSTM_TRAINING = {
 }
 
 
-def book_study(corpus: str = EMBEDDED_NAME) -> Study:
-    """Returns the study on the corpus of the package or on another text."""
+def book_study(own_recipes: bool = True) -> Study:
+    """Returns the study, with or without the two rows under recipes of their own."""
     variants = [
         Variant(name, GPTConfig.preset("book", 1, **changes), PROTOCOL)
         for name, changes in SHAPES.items()
     ]
     variants.append(Variant("LSTM", LSTMConfig.preset("book", 1), PROTOCOL))
-    tiny = recipe("gpt", "tiny")
-    shape = GPTConfig.preset("book", 1, num_heads=6, scale_embeddings=False, **OWN_GPT)
-    variants.append(Variant("GPT, own recipe", shape, _budget(tiny.training)))
-    shape = LSTMConfig.preset("book", 1, dropout=0.2)
-    training = dataclasses.replace(PROTOCOL, **OWN_LSTM_TRAINING)
-    variants.append(Variant("LSTM, own recipe", shape, training))
+    if own_recipes:
+        variants += _own_recipes()
     return Study(
         name="book",
         title="Positions and recurrence under one protocol",
-        corpus=corpus,
+        corpus=EMBEDDED_NAME,
         split=(0.9, 0.1),
         variants=tuple(variants),
         scored=("train", "valid"),
         method="windows",
         prompt="The ",
     )
+
+
+def _own_recipes() -> list[Variant]:
+    tiny = recipe("gpt", "tiny")
+    shape = GPTConfig.preset("book", 1, num_heads=6, scale_embeddings=False, **OWN_GPT)
+    gpt = Variant("GPT, own recipe", shape, _budget(tiny.training))
+    shape = LSTMConfig.preset("book", 1, dropout=0.2)
+    training = dataclasses.replace(PROTOCOL, **OWN_LSTM_TRAINING)
+    return [gpt, Variant("LSTM, own recipe", shape, training)]
 
 
 def _budget(training: TrainConfig) -> TrainConfig:

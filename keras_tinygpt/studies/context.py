@@ -21,7 +21,7 @@ from keras_tinygpt import bundle
 from keras_tinygpt.evaluation import losses_by_position
 from keras_tinygpt.layers import CausalMultiHeadAttention
 from keras_tinygpt.models import GPT, GPTConfig, LSTMConfig, build_gpt, build_lstm
-from keras_tinygpt.plots import plot_lines, plot_loss_by_position
+from keras_tinygpt.plots import plot_lines
 from keras_tinygpt.studies.book import book_study
 from keras_tinygpt.studies.runs import split_parts, versions
 from keras_tinygpt.studies.study import run_study
@@ -66,7 +66,7 @@ def extend_positions(model: GPT, length: int, rule: str) -> GPT:
 
 def context_results(options: Any, folder: Path) -> dict[str, Any]:
     """Trains what the book study has not, measures loss and cost."""
-    study = book_study()
+    study = book_study(own_recipes=False)
     if options.corpus is not None:
         study = dataclasses.replace(study, corpus=options.corpus)
     run_study(study, folder, seeds=1, only=options.only, steps=options.steps)
@@ -86,7 +86,7 @@ def context_results(options: Any, folder: Path) -> dict[str, Any]:
                 for factor, model in models.items()
             }
             if name not in losses:
-                losses[name] = np.round(curves[factors[-1]], 4).tolist()
+                losses[name] = binned(curves[factors[-1]])
             rows.append(
                 {
                     "name": name,
@@ -107,6 +107,16 @@ def context_results(options: Any, folder: Path) -> dict[str, Any]:
         "cost": measure_cost(LENGTHS if options.steps is None else LENGTHS[:2]),
         "versions": versions(),
     }
+
+
+def binned(losses: np.ndarray) -> dict[str, float]:
+    """Means over 1, 2, 3 to 4, 5 to 8, ... tokens of context, by the last of each."""
+    means, first = {}, 0
+    while first < len(losses):
+        last = min(max(1, 2 * first), len(losses))
+        means[str(last)] = round(float(losses[first:last].mean()), 4)
+        first = last
+    return means
 
 
 def _readings(name: str, model: keras.Model, factors: list[int]):
@@ -176,9 +186,13 @@ def _median_seconds(call) -> float:
 def draw_context(results: dict[str, Any], out: Path) -> list[Path]:
     """Draws loss by position past the window, and cost by length."""
     paths = [out / "context_loss.png", out / "context_cost.png"]
-    window = results["rows"][0]["window"]
-    plot_loss_by_position(
-        results["losses"], paths[0], title=f"Trained on windows of {window} tokens"
+    window, losses = results["rows"][0]["window"], results["losses"]
+    plot_lines(
+        {name: list(means.values()) for name, means in losses.items()},
+        [int(place) for place in next(iter(losses.values()))],
+        paths[0],
+        labels=("tokens of context, up to", "held-out loss (nats per token)"),
+        title=f"Trained on windows of {window} tokens",
     )
     cost = results["cost"]
     scale = cost[0]["gpt"] / cost[0]["products"]

@@ -15,7 +15,7 @@ from keras_tinygpt.text.corpus import SHAKESPEARE_NAME
 SPLIT = (1_000_000.0, 55_000.0, 60_394.0)
 
 
-def mini_study(corpus: str = SHAKESPEARE_NAME) -> Study:
+def mini_study() -> Study:
     """Returns the study on tiny Shakespeare; the split needs a text of its length."""
     gpt, lstm = recipe("gpt", "mini"), recipe("lstm", "mini")
     variants = [Variant("mini GPT", gpt.model, gpt.training)]
@@ -33,7 +33,7 @@ def mini_study(corpus: str = SHAKESPEARE_NAME) -> Study:
     return Study(
         name="mini",
         title="Tiny Shakespeare",
-        corpus=corpus,
+        corpus=SHAKESPEARE_NAME,
         split=SPLIT,
         variants=tuple(variants),
         scored=("valid", "test"),
