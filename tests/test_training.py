@@ -80,7 +80,6 @@ def test_the_same_seed_gives_the_same_weights():
     ]
 
 
-@pytest.mark.backend
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_accumulated_gradients_equal_the_large_batch(optimizer):
     config = tiny_config(
