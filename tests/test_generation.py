@@ -341,3 +341,11 @@ def test_prompts_of_several_chunks(changes):
         cached = tg.generate(*arguments, seed=2)
         plain = tg.generate(*arguments, seed=2, use_cache=False)
         np.testing.assert_array_equal(cached, plain)
+
+
+def test_one_hot_lstm():
+    config = tg.LSTMConfig(VOCAB, hidden_dim=11, embedding_dim=None)
+    model = sharpen(tg.build_lstm(config, seed=1), 5.0)
+    cached = tg.generate(model, prompt(4), 9, **DRAWN)
+    plain = tg.generate(model, prompt(4), 9, use_cache=False, **DRAWN)
+    np.testing.assert_array_equal(cached, plain)

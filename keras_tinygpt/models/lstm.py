@@ -158,7 +158,10 @@ def _make_layers(config: LSTMConfig, seed: int, policy) -> dict[str, keras.Layer
 def _apply(config: LSTMConfig, layers, policy, tokens, states, live=None):
     """Runs the layers; returns logits (B, T, V) and the list of new (h, c)."""
     if config.embedding_dim is None:
-        x = keras.ops.one_hot(tokens, config.vocab_size, dtype=policy.compute_dtype)
+        # keras.ops.one_hot reads values, which a recorded PyTorch step does not allow.
+        ids = keras.ops.arange(config.vocab_size, dtype="int32")
+        same = keras.ops.equal(keras.ops.expand_dims(tokens, -1), ids)
+        x = keras.ops.cast(same, policy.compute_dtype)
     else:
         x = layers["token_embedding"](tokens)
     new_states = []
