@@ -147,16 +147,18 @@ def plot_study(
     path: str | Path,
     *,
     title: str,
+    part: str = "held-out",
     baselines: Mapping[str, float] | None = None,
 ) -> None:
-    """Draws held-out curves on the left and the final held-out losses on the right.
+    """Draws validation curves on the left and the final losses on the right.
 
     Args:
         histories: validation rows (step, valid_loss) of one run, by name.
         values: final loss of every run, by the same names.
         path: PNG file to write.
         title: of the figure.
-        baselines: losses in nats drawn as lines in both panels, by name.
+        part: of the text that the final losses are on.
+        baselines: losses on that part, in nats, drawn as lines by name.
     """
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     curves, bars = figure.subplots(1, 2)
@@ -179,15 +181,16 @@ def plot_study(
         )
     for index, (name, value) in enumerate((baselines or {}).items()):
         line = (":", "-.")[index % 2]
-        curves.axhline(value, color="0.45", linestyle=line, label=name)
-        bars.axvline(value, color="0.45", linestyle=line)
+        bars.axvline(value, color="0.45", linestyle=line, label=name)
     bars.set_yticks(range(len(values)), list(values), parse_math=False)
     bars.invert_yaxis()
     bars.margins(x=0.2)
-    bars.set_xlabel("final held-out loss (nats per token), a dot a seed")
+    bars.set_xlabel(f"final {part} loss (nats per token), a dot a seed")
+    if baselines:
+        bars.legend(frameon=False, fontsize="small", loc="lower right")
     bars.grid(axis="x", alpha=0.25)
     curves.set_xlabel("optimizer step")
-    curves.set_ylabel("held-out loss (nats per token)")
+    curves.set_ylabel("validation loss (nats per token)")
     curves.grid(alpha=0.25)
     curves.legend(frameon=False, fontsize="small")
     figure.suptitle(title)

@@ -79,6 +79,7 @@ def draw_study(results: dict[str, Any], out: Path) -> list[Path]:
         {name: [last_nats(row) for row in rows] for name, rows in groups.items()},
         path,
         title=results["title"],
+        part=list(results["rows"][0]["scores"])[-1],
         baselines={
             name: list(scores.values())[-1]["nats"]
             for name, scores in results["ngrams"].items()
