@@ -11,6 +11,9 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
+# While PyTorch records, the modules that any other thread calls are recorded too.
+_ONE_AT_A_TIME = threading.RLock()
+
 
 def compile_function(function: Callable, variables: list) -> Callable:
     """Returns `function` compiled; it takes nested tensors or NumPy arrays.
@@ -41,7 +44,8 @@ def compile_function(function: Callable, variables: list) -> Callable:
 
         @torch.no_grad()
         def eager(*arguments):
-            return function(*keras.tree.map_structure(_tensor, arguments))
+            with _ONE_AT_A_TIME:
+                return function(*keras.tree.map_structure(_tensor, arguments))
 
         return eager
     raise ValueError(f"generation supports tensorflow, jax and torch, got {backend!r}")
