@@ -41,13 +41,12 @@ def flops_per_token(model: keras.Model, sequence_length: int | None = None) -> i
     return 6 * matrices + attention
 
 
-def matmul_ceiling(dtype: str | None = None) -> float:
+def matmul_ceiling(dtype: str) -> float:
     """Operations per second of a large matrix product on the backend in use.
 
     Args:
-        dtype: of the matrices; None means the compute type of the global policy.
+        dtype: of the matrices.
     """
-    dtype = dtype or keras.config.dtype_policy().compute_dtype
     matrix = keras.random.normal((CEILING_SIZE, CEILING_SIZE), dtype=dtype, seed=0)
     keras.ops.convert_to_numpy(keras.ops.matmul(matrix, matrix)[:1, :1])
     seconds = []

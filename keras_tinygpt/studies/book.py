@@ -13,6 +13,7 @@ steps.
 """
 
 import dataclasses
+from typing import Any
 
 from keras_tinygpt.models import GPTConfig, LSTMConfig
 from keras_tinygpt.studies.recipes import recipe
@@ -39,15 +40,6 @@ SHAPES = {
     # Rotation needs an even head width; the others have 4 heads of 21.
     "GPT, rotary positions, 6 heads": {"positions": "rotary", "num_heads": 6},
     "GPT, alibi positions": {"positions": "alibi"},
-}
-OWN_GPT = {
-    "positions": "rotary",
-    "normalization": "rms",
-    "activation": "relu2",
-    "qk_norm": True,
-    "qkv_bias": False,
-    "use_bias": False,
-    "dropout": 0.2,
 }
 OWN_LSTM_TRAINING = {
     "optimizer": "adamw",
@@ -81,14 +73,19 @@ def book_study(own_recipes: bool = True) -> Study:
 
 def _own_recipes() -> list[Variant]:
     tiny = recipe("gpt", "tiny")
-    shape = GPTConfig.preset("book", 1, num_heads=6, scale_embeddings=False, **OWN_GPT)
-    gpt = Variant("GPT, own recipe", shape, _budget(tiny.training))
+    book = GPTConfig.preset("book", 1, num_heads=6)
+    size = (
+        *("max_sequence_length", "num_layers", "num_heads"),
+        *("hidden_dim", "intermediate_dim"),
+    )
+    shape = _with(tiny.model, book, size)
+    budget = ("steps", "batch_size", "clip_norm", "validate_every", "restore_best")
+    gpt = Variant("GPT, own recipe", shape, _with(tiny.training, PROTOCOL, budget))
     shape = LSTMConfig.preset("book", 1, dropout=0.2)
     training = dataclasses.replace(PROTOCOL, **OWN_LSTM_TRAINING)
     return [gpt, Variant("LSTM, own recipe", shape, training)]
 
 
-def _budget(training: TrainConfig) -> TrainConfig:
-    """The protocol's updates, windows and scoring with another optimizer."""
-    kept = ("steps", "batch_size", "clip_norm", "validate_every", "restore_best")
-    return dataclasses.replace(training, **{k: getattr(PROTOCOL, k) for k in kept})
+def _with(config: Any, other: Any, names: tuple[str, ...]) -> Any:
+    """A config with some fields of another."""
+    return dataclasses.replace(config, **{name: getattr(other, name) for name in names})

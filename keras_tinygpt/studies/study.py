@@ -145,7 +145,6 @@ def run_study(
         "kind": "study",
         "study": study.name,
         "title": study.title,
-        "command": f"tinygpt study {study.name} --seeds {seeds}",
         "corpus": {"name": corpus.name, "sha256": corpus.sha256},
         "split": {name: len(ids) for name, ids in parts.items()},
         "method": study.method or "strided (GPT), stateful (LSTM)",
