@@ -9,13 +9,11 @@ left out.
 Usage: python examples/benchmark_generation.py [RESULT.json]
 """
 
-import json
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
-from contenders import start, versions
+from contenders import record, start
 
 PROMPT, NEW, VOCAB, WINDOW = 16, 112, 65, 128
 BATCHES, ROUNDS = (1, 64), 5
@@ -126,15 +124,13 @@ def main():
     for contender in contenders.values():
         contender.close()
     if len(sys.argv) > 1:
-        packages = ("keras", "tensorflow", "jax", "torch", "transformers", "keras-hub")
-        result = {
-            "kind": "generation_speed",
-            "command": "python examples/benchmark_generation.py",
-            "setting": "tokens per second, medians of 5 runs in alternation",
-            "rows": rows,
-            "versions": versions(packages),
-        }
-        Path(sys.argv[1]).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+        record(
+            sys.argv[1],
+            kind="generation_speed",
+            command="python examples/benchmark_generation.py",
+            setting="tokens per second, medians of 5 runs in alternation",
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

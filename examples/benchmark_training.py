@@ -10,15 +10,13 @@ Usage: python examples/benchmark_training.py [RESULT.json]
 """
 
 import contextlib
-import json
 import os
 import shutil
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
-from contenders import start, versions
+from contenders import record, start
 
 VOCAB, WINDOW, BATCH, DROPOUT = 65, 128, 64, 0.1
 WIDTH, BLOCKS, HEADS = 128, 4, 4
@@ -265,21 +263,19 @@ def main():
     )
     print(f"matrix products of 2,048 here: {limits}")
     if len(sys.argv) > 1:
-        packages = ("keras", "tensorflow", "jax", "torch", "transformers", "keras-hub")
-        result = {
-            "kind": "table",
-            "command": "python examples/benchmark_training.py",
-            "setting": (
+        record(
+            sys.argv[1],
+            kind="table",
+            command="python examples/benchmark_training.py",
+            setting=(
                 f"one optimizer step of {BATCH} windows of {WINDOW} tokens, dropout "
                 f"{DROPOUT}, medians of {ROUNDS} runs in alternation; "
                 f"{flops['GPT'] / 1e6:.2f} MFLOP a token (GPT), "
                 f"{flops['LSTM'] / 1e6:.2f} (LSTM); matrix products of 2,048: {limits}"
             ),
-            "columns": ["", "tokens/s", "GFLOP/s", "of the product"],
-            "rows": rows,
-            "versions": versions(packages),
-        }
-        Path(sys.argv[1]).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+            columns=["", "tokens/s", "GFLOP/s", "of the product"],
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

@@ -5,10 +5,14 @@ reads a question a line and answers each with a number.
 """
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
+
+PACKAGES = ("keras", "tensorflow", "jax", "torch", "transformers", "keras-hub")
 
 
 def installed(packages):
@@ -19,10 +23,11 @@ def installed(packages):
         return False
 
 
-def versions(packages):
-    """Version by name of the packages that are there."""
-    there = [name for name in packages if installed([name])]
-    return {name: importlib.metadata.version(name) for name in there}
+def record(path, **result):
+    """Writes a results file: what is given, and the versions of what was timed."""
+    there = [name for name in PACKAGES if installed([name])]
+    result["versions"] = {name: importlib.metadata.version(name) for name in there}
+    Path(path).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
 
 
 class Contender:

@@ -29,6 +29,11 @@ def check_exportable(model: keras.Model, tokenizer: Any) -> None:
             "tokenizer must be a CharTokenizer or a ByteTokenizer to be exported in "
             f"this format, got {type(tokenizer).__name__}"
         )
+    check_plain_pair(model, tokenizer)
+
+
+def check_plain_pair(model: keras.Model, tokenizer: Any) -> None:
+    """Raises ValueError for a quantized model, or one that has another vocabulary."""
     if model.quantization is not None:
         raise ValueError(
             f"model must not be quantized to be exported, got {model.quantization}"

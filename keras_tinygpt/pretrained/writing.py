@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tinygpt.bundle import check_free, check_pair, new_folder, plain_model
+from keras_tinygpt.bundle import check_free, new_folder, plain_model
+from keras_tinygpt.export.source import check_plain_pair
 from keras_tinygpt.files import write_json
 from keras_tinygpt.models.gpt import GPT, GPTConfig
 from keras_tinygpt.pretrained.layouts import FAMILIES, GPT2_NAMES, Tensor
@@ -58,11 +59,7 @@ def export_safetensors(
             "model must come from build_gpt to be written as safetensors, got "
             f"{type(model).__name__}"
         )
-    if model.quantization is not None:
-        raise ValueError(
-            f"model must not be quantized to be exported, got {model.quantization}"
-        )
-    check_pair(model, tokenizer)
+    check_plain_pair(model, tokenizer)
     check_free(path, overwrite)
     library = safetensors_library()
     kind, content = describe(model.config)
