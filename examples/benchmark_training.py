@@ -20,7 +20,7 @@ from contenders import record, start
 
 VOCAB, WINDOW, BATCH, DROPOUT = 65, 128, 64, 0.1
 WIDTH, BLOCKS, HEADS = 128, 4, 4
-STEPS, ROUNDS = 3, 5
+STEPS, ROUNDS = 8, 5
 RATE = 2e-3
 CONTENDERS = {  # name: (maker, Keras backend, packages)
     "GPT, keras_tinygpt, TensorFlow, float32": ("ours", "tensorflow", ["tensorflow"]),
