@@ -177,10 +177,11 @@ class StudyOptions:
     Runs that are complete are read, interrupted ones go on.
 
     Args:
-        name: book (positions and recurrence), mini (tiny Shakespeare), context (loss
-            by position and past the window; cost by length) or reversal (what the heads
-            learn on a task with a known algorithm).
-        corpus: text of the book, context and mini study; default is the study's own.
+        name: book (positions and recurrence), mini (tiny Shakespeare), nanogpt (the
+            same with nanoGPT's split), quality (seconds until a given loss), context
+            (loss by position and past the window; cost by length) or reversal (what the
+            heads learn on a task with a known algorithm).
+        corpus: text instead of the study's own; reversal has none.
         seeds: runs per model, with seeds 0, 1, and so on.
         only: name of a model to train now; may be given more than once.
         steps: updates of every run instead of the study's, for a quick trial.
@@ -189,7 +190,9 @@ class StudyOptions:
         out: where NAME.json and the figures go; default is that folder.
     """
 
-    name: tyro.conf.Positional[Literal["book", "mini", "context", "reversal"]]
+    name: tyro.conf.Positional[
+        Literal["book", "mini", "nanogpt", "quality", "context", "reversal"]
+    ]
     corpus: str | None = None
     seeds: int = 3
     only: tyro.conf.UseAppendAction[tuple[str, ...]] = ()

@@ -13,10 +13,10 @@ from helpers import to_numpy
 import keras_tinygpt as tg
 from keras_tinygpt import cli
 from keras_tinygpt.evaluation import Scores, losses_by_position, token_losses
-from keras_tinygpt.studies import context, reversal, study
+from keras_tinygpt.studies import context, quality, reversal, study
 from keras_tinygpt.studies.book import PROTOCOL, book_study
 from keras_tinygpt.studies.command import draw_study
-from keras_tinygpt.studies.mini import mini_study
+from keras_tinygpt.studies.mini import mini_study, nanogpt_study
 from keras_tinygpt.studies.results import TABLES
 from keras_tinygpt.studies.runs import Row
 from keras_tinygpt.studies.study import Study, Variant, run_study, spread
@@ -201,6 +201,36 @@ def test_mini_protocol_states_the_published_budgets():
     assert budgets["mini LSTM, constant rate"] == (2000, 64)
     assert budgets["mini GPT, quick"] == budgets["mini LSTM, quick"] == (1500, 16)
     assert mini_study().split == (1_000_000, 55_000, 60_394)
+
+
+def test_nanogpt_split_and_last_weights():
+    made = nanogpt_study()
+    assert sum(made.split) == 1_115_394 and made.split[0] == 1_003_854
+    assert [variant.name for variant in made.variants] == ["mini GPT", "tiny GPT"]
+    assert not any(variant.training.restore_best for variant in made.variants)
+    assert made.scored == ("valid",)
+
+
+def test_quality_stops_at_the_target_and_else_counts_the_best(
+    small_study, tmp_path, monkeypatch, capsys
+):
+    text = dataclasses.replace(small_study, split=(0.6, 0.2, 0.2))
+    variants = list(small_study.variants)
+    monkeypatch.setattr(quality, "mini_study", lambda: text)
+    monkeypatch.setattr(quality, "quality_variants", lambda: variants)
+    monkeypatch.setattr(quality, "SCORED_EVERY", 2)
+    given = iter([3.0, 1.4, 2.9, 2.8, 2.95])
+    scores = lambda model, ids: Scores.from_losses(next(given), 1)  # noqa: E731
+    monkeypatch.setattr(quality, "evaluate", scores)
+    cli.COMMANDS["study"](["quality", "--steps", "6", "--out", str(tmp_path)])
+    results = json.loads((tmp_path / "quality.json").read_text())
+    first, second = results["rows"]
+    assert first[:1] + first[2:6] == [
+        *("GPT, learned", "6 x 3", "float32", 4, "1.4000"),
+    ]
+    assert second[4:6] == [4, "2.8000"]
+    assert first[-1] == "1.0"
+    assert "test 2.8000 after" in capsys.readouterr().out
 
 
 # Reversal.

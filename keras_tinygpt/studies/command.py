@@ -12,7 +12,8 @@ from keras_tinygpt.files import write_json
 from keras_tinygpt.plots import plot_study
 from keras_tinygpt.studies.book import book_study
 from keras_tinygpt.studies.context import context_results, draw_context
-from keras_tinygpt.studies.mini import mini_study
+from keras_tinygpt.studies.mini import mini_study, nanogpt_study
+from keras_tinygpt.studies.quality import quality_results
 from keras_tinygpt.studies.results import TABLES
 from keras_tinygpt.studies.reversal import draw_reversal, reversal_results
 from keras_tinygpt.studies.study import Study, by_name, last_nats, run_study
@@ -48,7 +49,8 @@ def study_command(options: Any, argv: list[str]) -> Path:
     write_json(out / f"{options.name}.json", results)
     print(f"\n{TABLES[results['kind']](results)}\n")
     figures = draw(results, out)
-    print(f"saved {out}: {options.name}.json, {', '.join(p.name for p in figures)}")
+    saved = [f"{options.name}.json", *(path.name for path in figures)]
+    print(f"saved {out}: {', '.join(saved)}")
     return out / f"{options.name}.json"
 
 
@@ -93,6 +95,8 @@ Drawer = Callable[[dict[str, Any], Path], list[Path]]
 STUDIES: dict[str, tuple[Runner, Drawer]] = {
     "book": (_compare(book_study), draw_study),
     "mini": (_compare(mini_study), draw_study),
+    "nanogpt": (_compare(nanogpt_study), draw_study),
+    "quality": (quality_results, lambda results, out: []),
     "context": (context_results, draw_context),
     "reversal": (reversal_results, draw_reversal),
 }

@@ -13,6 +13,7 @@ from keras_tinygpt.studies.study import Study, Variant
 from keras_tinygpt.text.corpus import SHAKESPEARE_NAME
 
 SPLIT = (1_000_000.0, 55_000.0, 60_394.0)
+NANOGPT_SPLIT = (1_003_854.0, 111_540.0)
 
 
 def mini_study() -> Study:
@@ -39,4 +40,29 @@ def mini_study() -> Study:
         scored=("valid", "test"),
         method=None,
         prompt="ROMEO:\n",
+    )
+
+
+def nanogpt_study() -> Study:
+    """Returns the study on the split of nanoGPT's headline: 1.4697, 10.6 M weights.
+
+    Its second part is what the result is scored on, so the last weights count, not
+    those that read it best.
+    """
+    mini = mini_study()
+    variants = [
+        dataclasses.replace(
+            variant,
+            training=dataclasses.replace(variant.training, restore_best=False),
+        )
+        for variant in mini.variants
+        if variant.name in ("mini GPT", "tiny GPT")
+    ]
+    return dataclasses.replace(
+        mini,
+        name="nanogpt",
+        title="Tiny Shakespeare, nanoGPT's split",
+        split=NANOGPT_SPLIT,
+        variants=tuple(variants),
+        scored=("valid",),
     )
