@@ -88,10 +88,15 @@ def test_accumulated_gradients_equal_the_large_batch(optimizer):
     )
     whole, _ = run(config)
     parts, _ = run(dataclasses.replace(config, gradient_accumulation_steps=2))
+    half, _ = run(dataclasses.replace(config, batch_size=config.batch_size // 2))
+
+    def largest_difference(model):
+        pairs = zip(weights_of(whole), weights_of(model), strict=True)
+        return max(np.abs(one - two).max() for one, two in pairs)
+
     # Both optimizers divide by the size of the gradient, which blows up its rounding.
-    atol = 3e-4 if optimizer == "adamw" else 3e-3
-    for one, two in zip(weights_of(whole), weights_of(parts), strict=True):
-        np.testing.assert_allclose(one, two, atol=atol)
+    assert largest_difference(parts) < 4e-3
+    assert largest_difference(half) > 1e-2
 
 
 def test_a_number_of_steps_that_validations_do_not_divide():

@@ -30,7 +30,7 @@ from keras_tinygpt.layers.positions import MAX_WAVELENGTH
 from keras_tinygpt.models.configured import ConfiguredModel, resolve_policy
 from keras_tinygpt.models.initialization import (
     INITIAL_LOGIT_STDDEV,
-    fan_in_stddev,
+    KERNEL_STDDEV,
     initialize,
 )
 
@@ -275,8 +275,9 @@ def _block(config: GPTConfig, index: int, seed: int, policy) -> TransformerBlock
 def build_gpt(config: GPTConfig, seed: int = 0, dtype=None) -> GPT:
     """Returns a GPT with weights that depend on `seed` alone, equal on every backend.
 
-    Kernels are normal with standard deviation `1 / sqrt(fan in)`, those that write to
-    the residual stream divided by `sqrt(2 num_layers)`; the head starts near uniform.
+    Kernels and embeddings are normal with standard deviation 0.02, kernels that write
+    to the residual stream divided by `sqrt(2 num_layers)`; embeddings that are scaled
+    by `sqrt(hidden_dim)` end at 1; the head starts near uniform.
 
     Args:
         config: the shape.
@@ -286,7 +287,7 @@ def build_gpt(config: GPTConfig, seed: int = 0, dtype=None) -> GPT:
     Returns:
         A functional `keras.Model`, int (B, T) -> float32 logits (B, T, V).
 
-    Reference: Radford et al., 2019 (residual scaling).
+    Reference: Radford et al., 2018, section 4.1; 2019, section 2.3 (residual scaling).
     """
     check_int("seed", seed, 0, 2**32 - 1)
     model = GPT(config, seed=seed, dtype=dtype)
@@ -296,14 +297,12 @@ def build_gpt(config: GPTConfig, seed: int = 0, dtype=None) -> GPT:
         if path.startswith("token_embedding"):
             if config.tie_embeddings:  # a token's own logit stays below stddev * D
                 return min(logit_stddev, 1.0 / config.hidden_dim)
-            return 1.0 / math.sqrt(config.hidden_dim)
-        if path.startswith("position_embedding"):
-            return 0.02
+            if config.scale_embeddings:
+                return 1.0 / math.sqrt(config.hidden_dim)
         if path.startswith("head"):
             return logit_stddev
         residual = path.endswith("output/kernel")
-        scale = 1.0 / math.sqrt(2 * config.num_layers) if residual else 1.0
-        return scale * fan_in_stddev(shape)
+        return KERNEL_STDDEV / (math.sqrt(2 * config.num_layers) if residual else 1.0)
 
     initialize(model, seed, stddev)
     return model

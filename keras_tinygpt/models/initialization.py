@@ -17,6 +17,9 @@ from keras_tinygpt.checks import check_int
 # Logits of the untrained models have at most about this standard deviation, so that
 # their loss stays within 0.05 nats of the uniform one on real text too.
 INITIAL_LOGIT_STDDEV = 0.1
+# Of a transformer's kernels. At 1 / sqrt(fan in), four times as much at width 128, 600
+# updates of AdamW took the mini GPT to 1.78 nats instead of 1.73.
+KERNEL_STDDEV = 0.02
 
 
 def initialize(

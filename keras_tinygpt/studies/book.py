@@ -7,9 +7,8 @@ from the same tensors wherever their shapes agree and see the same windows.
 
 Two more rows get a recipe of their own within as many parameters and as many updates of
 the same windows: dropout 0.2 for both; for the GPT what the `tiny` preset is made of,
-nothing searched; for the LSTM AdamW and a cosine decay from the best of three rates
-(0.004, 0.008, 0.016; the last), chosen on the last ninth of the training part in 800
-steps.
+nothing searched; for the LSTM AdamW and a cosine decay from the rate of its preset,
+chosen among five (`recipes`).
 """
 
 import dataclasses
@@ -41,13 +40,6 @@ SHAPES = {
     "GPT, rotary positions, 6 heads": {"positions": "rotary", "num_heads": 6},
     "GPT, alibi positions": {"positions": "alibi"},
 }
-OWN_LSTM_TRAINING = {
-    "optimizer": "adamw",
-    "learning_rate": 0.016,
-    "schedule": "cosine",
-    "warmup_steps": 100,
-    "beta_2": 0.99,
-}
 
 
 def book_study(own_recipes: bool = True) -> Study:
@@ -72,7 +64,7 @@ def book_study(own_recipes: bool = True) -> Study:
 
 
 def _own_recipes() -> list[Variant]:
-    tiny = recipe("gpt", "tiny")
+    tiny, lstm = recipe("gpt", "tiny"), recipe("lstm", "book")
     book = GPTConfig.preset("book", 1, num_heads=6)
     size = (
         *("max_sequence_length", "num_layers", "num_heads"),
@@ -81,8 +73,8 @@ def _own_recipes() -> list[Variant]:
     shape = _with(tiny.model, book, size)
     budget = ("steps", "batch_size", "clip_norm", "validate_every", "restore_best")
     gpt = Variant("GPT, own recipe", shape, _with(tiny.training, PROTOCOL, budget))
-    shape = LSTMConfig.preset("book", 1, dropout=0.2)
-    training = dataclasses.replace(PROTOCOL, **OWN_LSTM_TRAINING)
+    shape = dataclasses.replace(lstm.model, dropout=0.2)
+    training = _with(lstm.training, PROTOCOL, budget)
     return [gpt, Variant("LSTM, own recipe", shape, training)]
 
 
