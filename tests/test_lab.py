@@ -1,19 +1,22 @@
 """The lab: its notebook, its solutions, and what its checkpoints say of mistakes."""
 
 import math
+import os
 import re
 import sys
+import tomllib
 from pathlib import Path
 
+import jupytext
 import keras
+import nbclient
+import nbformat
 import numpy as np
 import pytest
+from helpers import tiny_shakespeare
 from keras import ops
 
 import keras_tinygpt as tg
-
-jupytext = pytest.importorskip("jupytext", reason="needs the extra [test]")
-nbformat = pytest.importorskip("nbformat", reason="needs the extra [test]")
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB = ROOT / "examples" / "lab"
@@ -52,6 +55,34 @@ def answer(capsys, name, source):
     exec(statement, space)
     (line,) = capsys.readouterr().out.splitlines()
     return line, space[name], space[statement.split(" = ")[0]]
+
+
+def test_script_and_notebook_are_the_same():
+    """After a change of lab.py: jupytext --update --to ipynb examples/lab/lab.py."""
+    script, shipped = jupytext.read(LAB / "lab.py"), notebook()
+    for ours, theirs in zip(script.cells, shipped.cells, strict=True):
+        assert ours.cell_type == theirs.cell_type
+        assert ours.source == theirs.source
+        assert ours.metadata == theirs.metadata
+        if theirs.cell_type == "code":
+            assert theirs.outputs == [] and theirs.execution_count is None
+    assert shipped.metadata.kernelspec.name == script.metadata.kernelspec.name
+    nbformat.validate(shipped)
+
+
+def test_the_first_code_cell_installs_the_package():
+    first = next(cell for cell in notebook().cells if cell.cell_type == "code")
+    assert '"-m", "pip", "install", "-q", SOURCE]' in first.source
+    assert "keras" not in re.findall(r"^import (\w+)", first.source, re.MULTILINE)
+
+
+def test_the_checkpoints_come_with_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    for path in LAB.glob("*.py"):
+        if path.name != "lab.py":
+            shipped = f"keras_tinygpt/_data/lab/{path.name}"
+            assert wheel[str(path.relative_to(ROOT))] == shipped
 
 
 def test_every_exercise_is_there():
@@ -129,7 +160,7 @@ WRONG = {
         ("where(mask, scores", "where(~mask, scores", "wrong way round"),
         ("where(mask,", "where(mask.T,", "mask is transposed"),
         ("-math.inf", "0.0", "exp(0) is 1"),
-        ("-math.inf", "-10.0", "The weights: off by up to"),
+        ("-math.inf", "-10.0", "must be exactly 0"),
         ("if mask is not None", "if False", "mask is not used"),
         (
             "ops.softmax(scores, axis=-1)",
@@ -140,7 +171,7 @@ WRONG = {
         (
             "(query, ops.swapaxes(key, -1, -2))",
             "(key, ops.swapaxes(query, -1, -2))",
-            "",
+            "scores are transposed",
         ),
         ("matmul(weights, value), weights", "matmul(weights, key), weights", "average"),
         ("matmul(weights, value), weights", "matmul(weights, value)", "two values"),
@@ -154,14 +185,14 @@ WRONG = {
         (
             'np.tril(np.ones((length, length), dtype="bool"))',
             "np.ones((length, length))",
-            "",
+            "must hold True and False",
         ),
         ("(length, length)", "(length, length + 1)", "must have shape (5, 5)"),
     ],
     "largest_leak": [
         ("inputs.copy()", "inputs", "change a copy"),
         ("np.abs", "", "take absolute values"),
-        ("[:changed]", "", "counts"),
+        ("[:changed]", "", "counts all rows"),
         ("[:changed]", "[: changed + 1]", "counts the changed row itself"),
         ("[:changed]", "[changed + 1 :]", "counts later rows"),
         ("[:changed]", "[changed - 1 : changed]", "from far ahead"),
@@ -206,7 +237,7 @@ WRONG = {
         (
             "rows = np.sum(weights * back, axis=-1)",
             "return np.mean(weights * back, (-1, -2))",
-            "",
+            "runs over all cells",
         ),
         ("np.sum(weights * back, axis=-1)", "places - weights.argmax(-1)", "strongest"),
     ],
@@ -243,7 +274,7 @@ WRONG = {
             "ops.reshape(outputs, inputs.shape)",
             "projection after the heads",
         ),
-        ("make_mask(inputs.shape[1])", "make_mask(inputs.shape[1]).T", ": off by"),
+        ("make_mask(inputs.shape[1])", "make_mask(inputs.shape[1]).T", "is transposed"),
     ],
     "MyBlock": [
         ("x = inputs + self", "x = self", "first residual is missing"),
@@ -283,15 +314,86 @@ WRONG = {
 
 
 @pytest.mark.backend
-@pytest.mark.parametrize(
-    ("name", "right", "wrong", "said"),
-    [(name, *case) for name, cases in WRONG.items() for case in cases],
-)
-def test_checkpoints_say_what_is_wrong(capsys, name, right, wrong, said):
-    """Each stub filled with a typical wrong answer, made from the solution shown."""
-    solution = EXERCISES[name][1]
-    assert right in solution
-    line, given, used = answer(capsys, name, solution.replace(right, wrong))
-    print(line)
-    assert ": not yet. " in line and said in line
-    assert used is not given
+@pytest.mark.parametrize("name", WRONG)
+def test_checkpoints_say_what_is_wrong(capsys, name):
+    """Each stub filled with typical wrong answers, made from the solution shown."""
+    solution, lines = EXERCISES[name][1], set()
+    for right, wrong, said in WRONG[name]:
+        assert right in solution
+        line, given, used = answer(capsys, name, solution.replace(right, wrong))
+        assert ": not yet. " in line and said in line
+        assert used is not given
+        lines.add(line)
+    assert len(lines) == len(WRONG[name])  # no two mistakes are told alike
+
+
+def execute(monkeypatch, answered=True, **parameters):
+    """Runs the notebook in a kernel of its own; returns its cells.
+
+    Args:
+        monkeypatch: pytest's.
+        answered: whether each stub is replaced by the solution below it.
+        parameters: values of the cell tagged so.
+    """
+    book = notebook()
+    if answered:
+        for index, solution, _ in EXERCISES.values():
+            book.cells[index].source = solution
+    (cell,) = (c for c in book.cells if "parameters" in c.metadata.get("tags", []))
+    for name, value in parameters.items():
+        cell.source, count = re.subn(
+            rf"^{name} = .*", f"{name} = {value!r}", cell.source, flags=re.MULTILINE
+        )
+        assert count == 1
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
+    client = nbclient.NotebookClient(
+        book, timeout=900, kernel_name="python3", resources={"metadata": {"path": LAB}}
+    )
+    client.execute()
+    return book.cells
+
+
+def check_outputs(cells, verdict, trained=True):
+    """Every checkpoint gave its verdict, every figure is there, nothing was warned of.
+
+    Args:
+        cells: of an executed notebook.
+        verdict: what the checkpoints of the exercises must say; others must pass.
+        trained: whether there were steps enough for the one after training.
+    """
+    names = {solution[2] for solution in EXERCISES.values()}
+    for cell in cells:
+        if cell.cell_type != "code":
+            continue
+        texts = [x.text for x in cell.outputs if x.output_type == "stream"]
+        printed = "".join(texts)
+        assert "Warning" not in printed, printed
+        images = [x for x in cell.outputs if "image/png" in x.get("data", {})]
+        assert len(images) == len(re.findall(r"^show\(", cell.source, re.MULTILINE))
+        if "checkpoints." not in cell.source or "import checkpoints" in cell.source:
+            continue
+        said = verdict if cell.source.splitlines()[0] in names else ": passed."
+        if not trained and "checkpoints.trained" in cell.source:
+            said = "not below"
+        assert said in printed
+
+
+def test_the_notebook_runs_in_quick_mode(monkeypatch):
+    """With the solutions in place; 800 steps of each model in a minute and a half."""
+    cells = execute(monkeypatch)
+    check_outputs(cells, ": passed.")
+    assert sum(len(re.findall(r"^show\(", c.source, re.MULTILINE)) for c in cells) == 8
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_without_any_answer(monkeypatch):
+    check_outputs(execute(monkeypatch, answered=False, STEPS=100), "not done yet")
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_in_full_mode(monkeypatch):
+    """The models of the full mode on tiny Shakespeare, with a few steps."""
+    corpus = str(tiny_shakespeare())
+    cells = execute(monkeypatch, MODE="full", CORPUS=corpus, STEPS=5)
+    check_outputs(cells, ": passed.", trained=False)

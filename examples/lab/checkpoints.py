@@ -2,16 +2,17 @@
 
 Each takes an answer, prints one line (passed, not done yet, or what is wrong) and
 returns what the later parts go on with: the answer if it passed, the package's own way
-otherwise. Typical mistakes are computed and compared with the answer, so that the line
-names the mistake and not only the difference.
+otherwise. An answer that is wrong is compared with what typical mistakes give, so that
+the line names the mistake and not only the difference.
 """
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import mistakes
 import numpy as np
 from keras import ops
 
@@ -21,7 +22,6 @@ from keras_tinygpt.layers.attention import attend
 from keras_tinygpt.layers.attention import causal_mask as mask_of_positions
 
 TOLERANCE = 1e-4
-Mistakes = Sequence[tuple[Any, str]]
 
 
 # What the package has in place of the answers
@@ -45,7 +45,7 @@ def ready_causal_mask(length: int) -> np.ndarray:
 def ready_largest_leak(function: Callable, inputs: np.ndarray, changed: int) -> float:
     """How far outputs before position `changed` move when that row is replaced."""
     other = inputs.copy()
-    other[changed] = -other[changed] - 1.0
+    other[changed] += 1.0
     moved = np.abs(_array(function(other)) - _array(function(inputs)))
     return float(moved[:changed].max(initial=0.0))
 
@@ -120,22 +120,24 @@ def _normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 
-def _diagnose(name: str, got: Any, right: Any, mistakes: Mistakes = ()) -> str | None:
+def _diagnose(
+    name: str, got: Any, right: Any, wrong: mistakes.Mistakes = ()
+) -> str | None:
     """None if `got` is right, else the mistake that gives just that, or how far off.
 
     Args:
         name: of the value in the message.
         got: the answer's value.
         right: what it must be.
-        mistakes: pairs of a wrong value and what to say of it.
+        wrong: pairs of a wrong value and what to say of it.
     """
     got, right = _array(got), np.asarray(right)
     if got.shape != right.shape:
         return f"{name} must have shape {right.shape}, got {got.shape}."
     if np.allclose(got, right, atol=TOLERANCE):
         return None
-    for wrong, fault in mistakes:
-        if np.shape(wrong) == got.shape and np.allclose(got, wrong, atol=TOLERANCE):
+    for value, fault in wrong:
+        if np.shape(value) == got.shape and np.allclose(got, value, atol=TOLERANCE):
             return fault
     if not np.isfinite(got).all():
         return f"{name} holds NaN or infinity."
@@ -204,103 +206,30 @@ def attention(answer: Callable) -> Callable:
                 return "It must return two values, the outputs and the weights."
             outputs, weights = results
             fault = _weights_fault(query, key, allowed, weights)
-            fault = fault or _outputs_fault(query, key, value, allowed, outputs)
+            right = mistakes.attention_weights(query, key, allowed)
+            wrong = mistakes.of_outputs(right, key, value)
+            fault = fault or _diagnose("The output", outputs, right @ value, wrong)
             if fault:
                 return fault
         one = [x[0, 0] for x in (query, key, value)]
-        right = _weights(*one[:2]) @ one[2]
-        return _diagnose(
-            "The output of one head alone, (T, H),", answer(*one)[0], right
-        )
+        right = mistakes.attention_weights(*one[:2]) @ one[2]
+        return _diagnose("The output of a single head", answer(*one)[0], right)
 
     return _check("Exercise 1, attention", answer, ready_attention, find_fault)
 
 
-def _softmax(scores: np.ndarray, axis: int = -1) -> np.ndarray:
-    powers = np.exp(scores - scores.max(axis=axis, keepdims=True))
-    return powers / powers.sum(axis=axis, keepdims=True)
-
-
-def _weights(query, key, mask=None, divisor=None, axis=-1) -> np.ndarray:
-    """Softmax of the divided scores, forbidden ones left out."""
-    scores = query @ np.swapaxes(key, -1, -2)
-    scores = scores / (math.sqrt(query.shape[-1]) if divisor is None else divisor)
-    if mask is not None:
-        scores = np.where(mask, scores, -1e30)
-    return _softmax(scores, axis)
-
-
 def _weights_fault(query, key, mask, weights) -> str | None:
     """What is wrong with attention weights."""
-    width, plain = query.shape[-1], _weights(query, key)
-    mistakes = [
-        (
-            _weights(query, key, mask, 1.0),
-            "The scores are not divided: divide them by the square root of H.",
-        ),
-        (
-            _weights(query, key, mask, width),
-            "The scores are divided by H: its square root keeps their spread at 1.",
-        ),
-        (
-            _weights(query, key, mask, width**-0.5),
-            "The scores are multiplied by the square root of H: divide by it.",
-        ),
-        (
-            _weights(query, key, mask, axis=-2),
-            "The softmax runs over the queries: it must run over the keys, axis=-1.",
-        ),
-        (
-            _weights(key, query, mask),
-            "The scores are transposed: query t must give row t.",
-        ),
-    ]
+    right, wrong = (
+        mistakes.attention_weights(query, key, mask),
+        mistakes.of_scores(query, key, mask),
+    )
     if mask is not None:
-        scores = query @ np.swapaxes(key, -1, -2) / math.sqrt(width)
-        mistakes += [
-            (plain, "The mask is not used."),
-            (
-                plain * mask,
-                "The softmax comes before the mask, so rows no longer sum to 1 and "
-                "depend on what they may not read: mask the scores.",
-            ),
-            (
-                _weights(query, key, ~mask),
-                "The mask is used the wrong way round: True may be read.",
-            ),
-            (
-                _softmax(scores * mask),
-                "Forbidden scores become 0, and exp(0) is 1: they must be minus "
-                "infinity.",
-            ),
-            (
-                _softmax(scores + mask),
-                "The mask is added to the scores as 0 and 1: forbidden scores must be "
-                "minus infinity.",
-            ),
-            (
-                _weights(query, key, mask.T),
-                "The mask is transposed: row t is what query t may read.",
-            ),
-        ]
-    fault = _diagnose("The weights", weights, _weights(query, key, mask), mistakes)
-    if fault is None and mask is not None and np.any(_array(weights)[..., ~mask]):
-        return "Forbidden weights must be exactly 0: use minus infinity."
-    return fault
-
-
-def _outputs_fault(query, key, value, mask, outputs) -> str | None:
-    """What is wrong with the outputs, where the weights are right."""
-    right = _weights(query, key, mask)
-    mistakes = [
-        (right @ key, "The weights average the keys: they must average the values."),
-        (
-            np.swapaxes(right, -1, -2) @ value,
-            "The weights are transposed before they average the values.",
-        ),
-        (value, "The outputs are the values as they are: average them."),
-    ]
-    return _diagnose("The output", outputs, right @ value, mistakes)
+        wrong += mistakes.of_masking(query, key, mask)
+        forbidden = np.abs(_array(weights)[..., ~mask]).max()
+        if 0 < forbidden < 1e-3 and np.allclose(_array(weights), right, atol=1e-2):
+            return "Forbidden weights must be exactly 0: use minus infinity."
+    return _diagnose("The weights", weights, right, wrong)
 
 
 # Exercise 2
@@ -311,33 +240,10 @@ def causal_mask(answer: Callable) -> Callable:
 
     def find_fault(answer):
         for length in (5, 1):
-            mask, ones = answer(length), np.ones((length, length), "bool")
+            mask, right = answer(length), ready_causal_mask(length)
             if keras.backend.standardize_dtype(mask.dtype) != "bool":
                 return f"The mask must hold True and False, got {mask.dtype}."
-            mistakes = [
-                (
-                    np.triu(ones),
-                    "The mask is transposed: positions read themselves and later ones; "
-                    "row t must be True for i <= t.",
-                ),
-                (
-                    np.triu(ones, 1),
-                    "The mask is the wrong way round: True must mean that position t "
-                    "may read, i <= t.",
-                ),
-                (
-                    np.tril(ones, -1),
-                    "No position may read itself, and the first one nothing: the "
-                    "diagonal must be True.",
-                ),
-                (
-                    np.tril(ones, 1),
-                    "The mask is one column too wide: each position reads the next.",
-                ),
-                (ones, "Everything may be read."),
-                (np.eye(length), "Each position may read itself alone."),
-            ]
-            fault = _diagnose("The mask", mask, np.tril(ones), mistakes)
+            fault = _diagnose("The mask", mask, right, mistakes.of_mask(length))
             if fault:
                 return fault
         return None
@@ -359,7 +265,7 @@ def largest_leak(answer: Callable) -> Callable:
         kept = inputs.copy()
         found = {
             "alone": answer(lambda x: x.copy(), inputs, 2),
-            "honest": answer(lambda x: np.cumsum(x, axis=0), inputs, 2),
+            "later": answer(lambda x: np.roll(x, 1, axis=0), inputs, 2),
             "ahead": answer(ahead, inputs, 2),
             "negative": answer(lambda x: -ahead(x), inputs, 2),
             "far": answer(far, inputs, 4),
@@ -373,9 +279,11 @@ def largest_leak(answer: Callable) -> Callable:
 
 def _leak_fault(found: Mapping[str, float]) -> str | None:
     """What is wrong with a leak test that finds these changes."""
+    if found["alone"] != 0 and found["later"] != 0:
+        return "It counts all rows: the changed one and later ones may move."
     if found["alone"] != 0:
         return "It counts the changed row itself, which must move: compare [:changed]."
-    if found["honest"] != 0:
+    if found["later"] != 0:
         return "It counts later rows, which may move: compare [:changed]."
     if (found["ahead"] > 0) != (found["negative"] > 0):
         return "A change downwards is lost: take absolute values."
@@ -395,25 +303,11 @@ def embed(answer: Callable) -> Callable:
     def find_fault(answer):
         ids = np.array([[3, 1, 4, 1, 5], [2, 7, 1, 0, 2]], "int32")
         table, places = _normal(11, 6), _normal(13, 6, seed=1)
-        tokens, positions = table[ids], places[:5]
-        mistakes = [
-            (
-                tokens,
-                "The positions are left out: a token has the same vector everywhere.",
-            ),
-            (
-                tokens + places[ids],
-                "The position table is read by token: its row t is for position t.",
-            ),
-            (tokens * 0 + positions, "The tokens are left out."),
-            (tokens + places[1:6], "Positions start at 1: the first one is row 0."),
-            (tokens + places[0], "Every position gets the vector of the first."),
-            (tokens + positions[::-1], "The positions run backwards."),
-            (tokens * positions, "The vectors are multiplied: add them."),
-        ]
-        return _diagnose(
-            "The result", answer(ids, table, places), tokens + positions, mistakes
+        right, wrong = (
+            table[ids] + places[:5],
+            mistakes.of_embedding(ids, table, places),
         )
+        return _diagnose("The result", answer(ids, table, places), right, wrong)
 
     return _check("Exercise 3, positions", answer, ready_embed, find_fault)
 
@@ -431,75 +325,25 @@ def score(answer: Callable) -> Callable:
         if not isinstance(results, (tuple, list)) or len(results) != 2:
             return "It must return two numbers, the nats and the perplexity."
         nats, perplexity = results
-        fault = _nats_fault(nats, logits, targets)
-        if fault:
-            return fault
-        losses = _losses(logits, targets)
-        mistakes = [
-            (
-                2 ** losses.mean(),
-                "The perplexity of a loss in nats is exp(nats), not 2 ** nats.",
-            ),
-            (
-                np.exp(losses).mean(),
-                "The perplexity is exp of the mean loss, not the mean of exp.",
-            ),
-            (np.exp(-losses.mean()), "The perplexity is exp(nats), not exp(-nats)."),
-        ]
-        right = np.exp(losses.mean())
-        fault = _diagnose("The perplexity", perplexity, right, mistakes)
-        large = float(answer(30 * logits, targets)[0])
-        if not np.isclose(large, _losses(30 * logits, targets).mean(), rtol=1e-3):
-            fault = fault or "Large logits overflow: subtract the largest before exp."
+        losses = mistakes.losses_of(logits, targets)
+        mean, wrong = losses.mean(), mistakes.of_loss(logits, targets)
+        fault = _diagnose("The loss", nats, mean, wrong)
+        wrong = mistakes.of_perplexity(losses)
+        fault = fault or _diagnose("The perplexity", perplexity, np.exp(mean), wrong)
+        large = 30 * logits
+        right = mistakes.losses_of(large, targets).mean()
+        if fault is None and not np.isclose(float(answer(large, targets)[0]), right):
+            return "Large logits overflow: subtract the largest before exp."
         return fault
 
     return _check("Exercise 4a, the loss", answer, ready_score, find_fault)
-
-
-def _chosen(values: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    return np.take_along_axis(values, targets[..., None], axis=-1)[..., 0]
-
-
-def _losses(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Nats of every target, (B, T)."""
-    shifted = (logits - logits.max(axis=-1, keepdims=True)).astype("float64")
-    return np.log(np.exp(shifted).sum(axis=-1)) - _chosen(shifted, targets)
-
-
-def _nats_fault(nats: Any, logits: np.ndarray, targets: np.ndarray) -> str | None:
-    losses = _losses(logits, targets)
-    mistakes = [
-        (losses.sum(), "The loss is summed: take the mean over all targets."),
-        (
-            losses.sum(axis=-1).mean(),
-            "The loss is summed over positions: take the mean over all targets.",
-        ),
-        (
-            losses.mean() / math.log(2),
-            "The loss is in bits: nats need the natural logarithm.",
-        ),
-        (-losses.mean(), "The sign is wrong: a loss is minus the log-probability."),
-        (
-            -_chosen(logits, targets).mean(),
-            "The logits are taken for log-probabilities: a log-softmax is missing.",
-        ),
-        (
-            -math.log(_chosen(_softmax(logits), targets).mean()),
-            "Probabilities are averaged before the logarithm: average the logarithms.",
-        ),
-        (
-            _losses(logits[:, :-1], targets[:, 1:]).mean(),
-            "The targets are moved once more: target t already follows position t.",
-        ),
-    ]
-    return _diagnose("The loss", nats, losses.mean(), mistakes)
 
 
 def untrained(nats: float, vocab_size: int, leak: tg.inspection.Leak | None) -> None:
     """The loss and the leak test of a model before its first step."""
 
     def find_fault(_):
-        if abs(nats - math.log(vocab_size)) > 0.05:
+        if not abs(nats - math.log(vocab_size)) <= 0.05:
             return (
                 f"A loss of {nats:.4f} is not near ln V = {math.log(vocab_size):.4f}."
             )
@@ -542,74 +386,14 @@ def mean_distance(answer: Callable) -> Callable:
 
     def find_fault(answer):
         query, key = _normal(2, 3, 5, 4), _normal(2, 3, 5, 4, seed=1)
-        weights = _weights(query, key, np.tri(5, dtype="bool"))
-        places = np.arange(5)
-        back = places[:, None] - places  # (T, T)
-        rows = np.sum(weights * back, axis=-1)  # (..., T)
-        right = rows[..., 1:].mean(axis=-1)
-        mistakes = [
-            (
-                rows.mean(axis=-1),
-                "The first query is counted: it can read itself alone, leave it out.",
-            ),
-            (-right, "The distance is negative: it is query minus key, t - i."),
-            (rows.sum(axis=-1), "The rows are summed: take their mean."),
-            (
-                np.mean(weights * back, axis=(-1, -2)),
-                "The mean runs over all cells: sum within a row, then average rows.",
-            ),
-            (
-                (places - weights.argmax(axis=-1))[..., 1:].mean(axis=-1),
-                "Only the strongest key counts: weight every distance.",
-            ),
-            (
-                np.sum(weights * places, axis=-1)[..., 1:].mean(axis=-1),
-                "That is the mean place of the keys, not how far back they are.",
-            ),
-        ]
-        return _diagnose("The distance", answer(weights), right, mistakes)
+        weights = mistakes.attention_weights(query, key, np.tri(5, dtype="bool"))
+        right, wrong = mistakes.mean_distance(weights), mistakes.of_distance(weights)
+        return _diagnose("The distance", answer(weights), right, wrong)
 
     return _check("Exercise 5, the heads", answer, ready_mean_distance, find_fault)
 
 
 # Stretch
-
-
-MULTI_HEAD_MISTAKES = [
-    (
-        {"merge": "reversed"},
-        "The heads are concatenated in the wrong order: the last one comes first.",
-    ),
-    (
-        {"merge": "interleaved"},
-        "The heads are concatenated in the wrong order, coordinate by coordinate: head "
-        "0 must come whole, then head 1.",
-    ),
-    (
-        {"merge": "raw"},
-        "(B, N, T, H) is reshaped to (B, T, D) at once, which mixes positions: "
-        "transpose to (B, T, N, H) first.",
-    ),
-    (
-        {"split": "raw"},
-        "(B, T, D) is reshaped to (B, N, T, H) at once, which mixes positions: reshape "
-        "to (B, T, N, H), then transpose.",
-    ),
-    (
-        {"split": "interleaved"},
-        "The heads are cut as (H, N): head n is the n-th stretch of H columns.",
-    ),
-    (
-        {"split": "raw", "merge": "raw"},
-        "Both reshapes lack their transpose, which mixes positions.",
-    ),
-    (
-        {"divisor": math.sqrt(12)},
-        "The scores are divided by the square root of D: a head is H wide.",
-    ),
-    ({"causal": False}, "The causal mask is missing."),
-    ({"projected": False}, "The projection after the heads is missing."),
-]
 
 
 def multi_head(answer: type) -> type:
@@ -626,48 +410,10 @@ def multi_head(answer: type) -> type:
         for part, kernel in zip(parts, kernels, strict=True):
             part.build(inputs.shape)
             part.set_weights([kernel, bias] if part is mine.projection else [kernel])
-        mistakes = [
-            (_multi_head(inputs, kernels, bias, **change), fault)
-            for change, fault in MULTI_HEAD_MISTAKES
-        ]
-        return _diagnose("The output", mine(inputs), _array(theirs(inputs)), mistakes)
+        wrong = mistakes.of_heads(inputs, 3, kernels, bias)
+        return _diagnose("The output", mine(inputs), _array(theirs(inputs)), wrong)
 
     return _check("Stretch 1, the heads", answer, package, find_fault)
-
-
-def _multi_head(
-    inputs,
-    kernels,
-    bias,
-    split="right",
-    merge="right",
-    divisor=None,
-    causal=True,
-    projected=True,
-) -> np.ndarray:
-    """Multi-head attention of 3 heads, (B, T, D), with one of the mistakes above."""
-    batch, length, width = inputs.shape
-    size = width // 3
-    heads = []
-    for kernel in kernels[:3]:
-        x = inputs @ kernel
-        if split == "raw":
-            heads.append(x.reshape(batch, 3, length, size))
-        elif split == "interleaved":
-            heads.append(x.reshape(batch, length, size, 3).transpose(0, 3, 1, 2))
-        else:
-            heads.append(x.reshape(batch, length, 3, size).transpose(0, 2, 1, 3))
-    query, key, value = heads
-    mask = np.tri(length, dtype="bool") if causal else None
-    outputs = _weights(query, key, mask, divisor) @ value  # (B, N, T, H)
-    if merge == "reversed":
-        outputs = outputs[:, ::-1]
-    if merge == "interleaved":
-        outputs = outputs.transpose(0, 2, 3, 1)
-    elif merge != "raw":
-        outputs = outputs.transpose(0, 2, 1, 3)
-    outputs = outputs.reshape(batch, length, width)
-    return outputs @ kernels[3] + bias if projected else outputs
 
 
 # Sublayers of the answer, and where the package's block keeps their weights.
@@ -694,65 +440,10 @@ def block(answer: type) -> type:
             part.build((None, None, 48) if name == "narrow" else inputs.shape)
             weights = [w for w in theirs.weights if f"/{path}/" in f"/{w.path}"]
             part.set_weights([_array(weight) for weight in weights])
-        mistakes = _block_mistakes(mine, ops.convert_to_tensor(inputs))
-        return _diagnose("The output", mine(inputs), _array(theirs(inputs)), mistakes)
+        wrong = [
+            (_array(value), fault)
+            for value, fault in mistakes.of_block(mine, ops.convert_to_tensor(inputs))
+        ]
+        return _diagnose("The output", mine(inputs), _array(theirs(inputs)), wrong)
 
     return _check("Stretch 2, the block", answer, package, find_fault)
-
-
-def _block_mistakes(mine, x) -> list[tuple[np.ndarray, str]]:
-    """What typical mistakes give, from the sublayers of the answer."""
-    norm, attend, second = mine.attention_norm, mine.attention, mine.feed_forward_norm
-
-    def forward(hidden, activation=ops.gelu):
-        return mine.narrow(activation(mine.widen(hidden)))
-
-    update = attend(norm(x))
-    middle = x + update  # what the second half starts from
-    after = norm(x + attend(x))  # the same in post-norm
-    mistakes = [
-        (
-            second(after + forward(after)),
-            "The norms come after the additions (post-norm): normalise what each "
-            "sublayer reads.",
-        ),
-        (
-            update + forward(second(update)),
-            "The first residual is missing: add the input to what attention gives.",
-        ),
-        (
-            forward(second(middle)),
-            "The second residual is missing: add the sum after attention to what the "
-            "feed-forward layer gives.",
-        ),
-        (forward(second(update)), "Both residuals are missing."),
-        (
-            norm(x) + update + forward(second(norm(x) + update)),
-            "The normalised input is added: add the input as it is.",
-        ),
-        (
-            middle + forward(second(x)),
-            "The feed-forward layer reads the block's input: it must read the sum "
-            "after attention.",
-        ),
-        (
-            x + forward(second(middle)),
-            "The second sum starts from the block's input, so attention is lost.",
-        ),
-        (middle + forward(middle), "The second norm is missing."),
-        (
-            x + attend(x) + forward(second(x + attend(x))),
-            "The first norm is missing.",
-        ),
-        (middle + forward(norm(middle)), "The first norm is used twice."),
-        (
-            middle + forward(second(middle), lambda hidden: hidden),
-            "The nonlinearity between the two projections is missing.",
-        ),
-        (
-            middle + forward(second(middle), ops.relu),
-            "The nonlinearity is ReLU: this block uses GELU.",
-        ),
-        (middle, "The feed-forward layer is missing."),
-    ]
-    return [(_array(wrong), fault) for wrong, fault in mistakes]

@@ -54,7 +54,7 @@ import sys
 SOURCE = "../.."
 if importlib.util.find_spec("keras_tinygpt") is None:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", SOURCE], check=True)
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # no start-up messages
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # fewer start-up messages
 
 # %%
 import dataclasses
@@ -385,12 +385,14 @@ def largest_leak(function, inputs, changed):
 leak_of = checkpoints.largest_leak(largest_leak)
 
 # %%
-inputs = np.random.default_rng(1).standard_normal((8, 16)).astype("float32")
+random = np.random.default_rng(1)
+inputs = random.standard_normal((8, 16)).astype("float32")
+queries, keys = random.standard_normal((2, 16, 16)).astype("float32") / 4  # projections
 mask = make_mask(8)
 
 
 def unmasked(x):
-    return numpy(attend(x, x, x)[1])
+    return numpy(attend(x @ queries, x @ keys, x)[1])
 
 
 def zeroed(x):
@@ -398,7 +400,7 @@ def zeroed(x):
 
 
 def masked(x):
-    return numpy(attend(x, x, x, mask)[1])
+    return numpy(attend(x @ queries, x @ keys, x, mask)[1])
 
 
 print("weights             largest above the diagonal  largest |row sum - 1|  leak")
@@ -609,7 +611,11 @@ runs.print_table(rows)
 print("\nyour guesses:", predicted_nats)
 
 # %%
-baselines = {row.name: row.scores["test"].nats for row in rows if row.steps is None}
+baselines = {
+    f"{row.name}, test part": row.scores["test"].nats
+    for row in rows
+    if row.steps is None
+}
 show(
     plots.plot_history, histories, baselines=baselines, title=f"Training, {corpus.name}"
 )
@@ -621,9 +627,10 @@ checkpoints.trained(
 )
 
 # %%
-prompt = parts["test"][:window]
-text = tg.generate(gpt, prompt, 120, temperature=0.8, seed=0, use_cache=False)
-print(tokenizer.decode(prompt), "|", tokenizer.decode(text), sep="")
+start = tokenizer.decode(parts["test"]).find("\n") + 1  # of a line
+line = parts["test"][start : start + min(32, window)]
+text = tg.generate(gpt, line, 120, temperature=0.8, seed=0, use_cache=False)
+print(tokenizer.decode(line), tokenizer.decode(text[len(line) :]), sep="|")
 
 # %% [markdown]
 # <details><summary>What the table does and does not say</summary>
@@ -677,7 +684,6 @@ def mean_distance(weights):
 distance_of = checkpoints.mean_distance(mean_distance)
 
 # %%
-line = parts["test"][: min(32, window)]
 maps = tg.inspection.attention_maps(gpt, line)
 print(maps)
 labels = [tokenizer.decode([token]) for token in line.tolist()]
