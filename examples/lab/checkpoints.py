@@ -21,7 +21,7 @@ from keras_tinygpt.inspection.heads import MapSums
 from keras_tinygpt.layers.attention import attend
 from keras_tinygpt.layers.attention import causal_mask as mask_of_positions
 
-TOLERANCE = 1e-4
+TOLERANCE = 2e-3  # some GPUs round the factors of a product to 10 bits
 
 
 # What the package has in place of the answers
@@ -96,7 +96,7 @@ def ready_mean_distance(weights) -> np.ndarray:
 def _check(title: str, answer: Any, ready: Any, find_fault: Callable) -> Any:
     """Prints the line of a checkpoint; returns `answer` if it passed, else `ready`."""
     try:
-        fault = find_fault(answer)
+        fault = find_fault()
     except NotImplementedError:
         print(f"{title}: not done yet. Later parts use the package's own.")
         return ready
@@ -131,6 +131,8 @@ def _diagnose(
         right: what it must be.
         wrong: pairs of a wrong value and what to say of it.
     """
+    if got is None:
+        return f"{name} is None: return it."
     got, right = _array(got), np.asarray(right)
     if got.shape != right.shape:
         return f"{name} must have shape {right.shape}, got {got.shape}."
@@ -150,7 +152,7 @@ def _diagnose(
 def count_parameters(answer: Callable) -> Callable:
     """(V, T, D, L, F) -> the number of weights of the GPT."""
 
-    def find_fault(answer):
+    def find_fault():
         for shape in ((65, 128, 128, 4, 512), (11, 7, 6, 3, 10)):
             off = answer(*shape) - ready_count_parameters(*shape)
             if off:
@@ -162,12 +164,12 @@ def count_parameters(answer: Callable) -> Callable:
     )
 
 
-def _explain_count(off: int, vocab: int, window: int, width: int, layers: int, wide):
+def _explain_count(off, vocab, window, width, layers, wide) -> str:
     """Names the part of the model that accounts for a wrong count."""
     forward = 2 * width * wide + wide + width
     block = 4 * width**2 + width + forward + 4 * width
     parts = {
-        "the token table": vocab * width,
+        "the token table, or the matrix of the output layer": vocab * width,
         "the position table": window * width,
         "the output layer": width * vocab + vocab,
         "the bias of the output layer": vocab,
@@ -179,9 +181,7 @@ def _explain_count(off: int, vocab: int, window: int, width: int, layers: int, w
         "the feed-forward layers": layers * forward,
         "the biases of the feed-forward layers": layers * (wide + width),
         "all blocks but one": (layers - 1) * block,
-        "biases of queries, keys and values, which this model lacks": (
-            3 * layers * width
-        ),
+        "biases of queries, keys and values (there are none)": 3 * layers * width,
     }
     words = "too few" if off < 0 else "too many"
     for name, size in parts.items():
@@ -196,7 +196,7 @@ def _explain_count(off: int, vocab: int, window: int, width: int, layers: int, w
 def attention(answer: Callable) -> Callable:
     """(query, key, value, mask) -> outputs (..., T, H) and weights (..., T, T)."""
 
-    def find_fault(answer):
+    def find_fault():
         query, key, value = (_normal(2, 3, 5, 4, seed=seed) for seed in range(3))
         mask = np.tril(np.ones((5, 5), "bool"))
         mask[4, 1] = False
@@ -220,14 +220,12 @@ def attention(answer: Callable) -> Callable:
 
 def _weights_fault(query, key, mask, weights) -> str | None:
     """What is wrong with attention weights."""
-    right, wrong = (
-        mistakes.attention_weights(query, key, mask),
-        mistakes.of_scores(query, key, mask),
-    )
+    right = mistakes.attention_weights(query, key, mask)
+    wrong = mistakes.of_scores(query, key, mask)
     if mask is not None:
         wrong += mistakes.of_masking(query, key, mask)
-        forbidden = np.abs(_array(weights)[..., ~mask]).max()
-        if 0 < forbidden < 1e-3 and np.allclose(_array(weights), right, atol=1e-2):
+        nearly = np.allclose(_array(weights), right, atol=1e-2)
+        if nearly and np.any(_array(weights)[..., ~mask]):
             return "Forbidden weights must be exactly 0: use minus infinity."
     return _diagnose("The weights", weights, right, wrong)
 
@@ -238,7 +236,7 @@ def _weights_fault(query, key, mask, weights) -> str | None:
 def causal_mask(answer: Callable) -> Callable:
     """T -> bool (T, T), True where row t may read column i."""
 
-    def find_fault(answer):
+    def find_fault():
         for length in (5, 1):
             mask, right = answer(length), ready_causal_mask(length)
             if keras.backend.standardize_dtype(mask.dtype) != "bool":
@@ -254,7 +252,7 @@ def causal_mask(answer: Callable) -> Callable:
 def largest_leak(answer: Callable) -> Callable:
     """(function, inputs (T, D), changed) -> how far earlier outputs move."""
 
-    def find_fault(answer):
+    def find_fault():
         def ahead(x):  # position t reads t + 1
             return np.concatenate([x[:-1] + x[1:], x[-1:]])
 
@@ -300,13 +298,11 @@ def _leak_fault(found: Mapping[str, float]) -> str | None:
 def embed(answer: Callable) -> Callable:
     """(ids (B, T), tables (V, D) and (T_max, D)) -> token plus position, (B, T, D)."""
 
-    def find_fault(answer):
+    def find_fault():
         ids = np.array([[3, 1, 4, 1, 5], [2, 7, 1, 0, 2]], "int32")
         table, places = _normal(11, 6), _normal(13, 6, seed=1)
-        right, wrong = (
-            table[ids] + places[:5],
-            mistakes.of_embedding(ids, table, places),
-        )
+        right = table[ids] + places[:5]
+        wrong = mistakes.of_embedding(ids, table, places)
         return _diagnose("The result", answer(ids, table, places), right, wrong)
 
     return _check("Exercise 3, positions", answer, ready_embed, find_fault)
@@ -318,7 +314,7 @@ def embed(answer: Callable) -> Callable:
 def score(answer: Callable) -> Callable:
     """(logits (B, T, V), targets (B, T)) -> mean nats and perplexity."""
 
-    def find_fault(answer):
+    def find_fault():
         logits = 3 * _normal(2, 5, 7)
         targets = np.random.default_rng(1).integers(0, 7, (2, 5)).astype("int32")
         results = answer(logits, targets)
@@ -342,7 +338,7 @@ def score(answer: Callable) -> Callable:
 def untrained(nats: float, vocab_size: int, leak: tg.inspection.Leak | None) -> None:
     """The loss and the leak test of a model before its first step."""
 
-    def find_fault(_):
+    def find_fault():
         if not abs(nats - math.log(vocab_size)) <= 0.05:
             return (
                 f"A loss of {nats:.4f} is not near ln V = {math.log(vocab_size):.4f}."
@@ -363,7 +359,7 @@ def trained(
         leak: what the leak test of the GPT gave.
     """
 
-    def find_fault(_):
+    def find_fault():
         for name, loss in nats.items():
             if not loss < baseline:
                 return f"{name}: {loss:.4f} nats, not below {baseline:.4f}."
@@ -384,7 +380,7 @@ def _describe(leak: tg.inspection.Leak | None) -> str | None:
 def mean_distance(answer: Callable) -> Callable:
     """Weights (..., T, T) -> mean distance of what is read, (...)."""
 
-    def find_fault(answer):
+    def find_fault():
         query, key = _normal(2, 3, 5, 4), _normal(2, 3, 5, 4, seed=1)
         weights = mistakes.attention_weights(query, key, np.tri(5, dtype="bool"))
         right, wrong = mistakes.mean_distance(weights), mistakes.of_distance(weights)
@@ -400,7 +396,7 @@ def multi_head(answer: type) -> type:
     """A layer `(num_heads, hidden_dim)` against the package's, on copied weights."""
     package = tg.layers.CausalMultiHeadAttention
 
-    def find_fault(answer):
+    def find_fault():
         inputs, bias = _normal(2, 5, 12), _normal(12, seed=9)
         kernels = [_normal(12, 12, seed=seed) / 4 for seed in range(1, 5)]
         theirs, mine = package(3, fused_projections=False), answer(3, 12)
@@ -430,7 +426,7 @@ def block(answer: type) -> type:
     """A layer `(num_heads, hidden_dim)` against the package's, on copied weights."""
     package = tg.layers.TransformerBlock
 
-    def find_fault(answer):
+    def find_fault():
         inputs, theirs, mine = _normal(2, 5, 12), package(3), answer(3, 12)
         theirs.build(inputs.shape)
         for seed, weight in enumerate(theirs.weights):

@@ -76,6 +76,7 @@ from keras_tinygpt.evaluation import losses_by_position
 from keras_tinygpt.inspection import figures
 from keras_tinygpt.inspection.maps import audit
 from keras_tinygpt.studies import context, mini, recipes, runs
+from keras_tinygpt.text.corpus import SHAKESPEARE_SHA256
 
 if not Path("checkpoints.py").exists():  # the notebook was opened by itself
     sys.path.append(str(Path(tg.__file__).parent / "_data" / "lab"))
@@ -83,10 +84,11 @@ import checkpoints
 
 # %% [markdown]
 # `MODE` chooses the size of all trainings. `"quick"` reads the text that comes with the
-# package and takes less than three minutes in all on two CPU cores. `"full"` trains the
-# `mini` models on tiny Shakespeare, which is downloaded once: most of an hour on two
-# CPU cores, so take a GPU. `CORPUS` (a path) and `STEPS` replace those of the mode; a
-# few steps are enough to see whether everything runs.
+# package; the whole notebook then needs less than two minutes of one CPU core. `"full"`
+# trains the `mini` models on tiny Shakespeare, which is downloaded once. Two CPU cores
+# needed 50 minutes for the two of them (see Results in the README of the repository),
+# so take a GPU. `CORPUS` (a path) and `STEPS` replace those of the mode; a few steps
+# are enough to see whether everything runs.
 
 # %% tags=["parameters"]
 MODE = "quick"
@@ -98,9 +100,8 @@ FULL = check_choice("MODE", MODE, ("quick", "full")) == "full"
 corpus = tg.load_corpus(CORPUS or ("shakespeare" if FULL else "five-nights"))
 tokenizer = tg.CharTokenizer.from_text(corpus)
 V = tokenizer.vocab_size
-parts = runs.split_parts(
-    tg.encode_corpus(corpus, tokenizer), mini.SPLIT if FULL else (0.8, 0.1, 0.1)
-)
+split = mini.SPLIT if corpus.sha256 == SHAKESPEARE_SHA256 else (0.8, 0.1, 0.1)
+parts = runs.split_parts(tg.encode_corpus(corpus, tokenizer), split)
 if FULL:
     gpt_recipe, lstm_recipe = (
         recipes.recipe(kind, "mini", V) for kind in ("gpt", "lstm")
@@ -514,8 +515,8 @@ for depth in (1, 2):
 #
 # Only one layer without positions treats what it reads as a set (up to the rounding of
 # a sum in another order). With two layers the mask itself lets order in: what the first
-# layer made of a token depends on which tokens stood before it. That signal is weak,
-# and the experiments at the end show what it is worth.
+# layer made of a token depends on which tokens stood before it. That signal is weak:
+# `tinygpt study book` measures what a GPT without positions loses.
 #
 # </details>
 
@@ -639,7 +640,7 @@ print(tokenizer.decode(line), tokenizer.decode(text[len(line) :]), sep="|")
 # and that training opened no leak. Which of the two is ahead depends on the budget: at
 # a few hundred small steps the LSTM learns faster and counts are hard to beat, while in
 # the full mode both pass the counts and come close to each other. One seed at one
-# budget is no ranking; `tinygpt study mini` repeats the comparison with several.
+# budget is no ranking; `tinygpt study mini --seeds 3` repeats the comparison.
 #
 # </details>
 
@@ -845,7 +846,7 @@ Block = checkpoints.block(MyBlock)
 # ## More experiments
 #
 # Nothing to write here; predict, run, explain. They use the package's own functions,
-# and each stands alone.
+# and none needs the others.
 #
 # ### A sabotaged mask
 #
