@@ -167,9 +167,9 @@ WRONG = {
         ("-math.inf", "-10.0", "must be exactly 0"),
         ("if mask is not None", "if False", "mask is not used"),
         (
-            "ops.softmax(scores, axis=-1)",
-            "ops.softmax(ops.matmul(query, ops.swapaxes(key, -1, -2))"
-            " / math.sqrt(query.shape[-1])) * (1.0 if mask is None else mask)",
+            "scores, -math.inf)\n    weights = ops.softmax(scores, axis=-1)\n",
+            "scores, scores)\n    weights = ops.softmax(scores, axis=-1)\n"
+            "    weights = weights if mask is None else ops.where(mask, weights, 0.0)\n",
             "softmax comes before the mask",
         ),
         (
@@ -203,14 +203,18 @@ WRONG = {
         ("function(other)", "function(inputs)", "finds nothing"),
     ],
     "embed": [
-        (" + position_table[:length]", "", "positions are left out"),
-        ("[:length]", "[ids]", "read by token"),
-        ("[:length]", "[1 : length + 1]", "Positions start at 1"),
-        ("[:length]", "[0]", "the vector of the first"),
-        ("[:length]", "[length - 1 :: -1]", "run backwards"),
-        ("+ position", "* position", "multiplied: add them"),
-        ("+ position", "* 0 + position", "tokens are left out"),
-        ("[:length]", "[:1, :1]", ": off by up to"),
+        ("tokens + positions", "tokens", "positions are left out"),
+        ("np.arange(ids.shape[1])", "ids", "read by token"),
+        ("np.arange(ids.shape[1])", "np.arange(ids.shape[1]) + 1", "start at 1"),
+        ("np.arange(ids.shape[1])", "np.zeros(5, int)", "the vector of the first"),
+        (
+            "np.arange(ids.shape[1])",
+            "np.arange(ids.shape[1])[::-1].copy()",
+            "backwards",
+        ),
+        ("tokens + positions", "tokens * positions", "multiplied: add them"),
+        ("tokens + positions", "0 * tokens + positions", "tokens are left out"),
+        ("tokens + positions", "tokens + 2 * positions", ": off by up to"),
         ("return", "x =", "is None: return it"),
     ],
     "score": [
@@ -249,7 +253,7 @@ WRONG = {
     "MyMultiHeadAttention": [
         (
             "outputs = ops.transpose(outputs, (0, 2, 1, 3))",
-            "outputs = ops.transpose(outputs[:, ::-1], (0, 2, 1, 3))",
+            "outputs = ops.transpose(ops.flip(outputs, axis=1), (0, 2, 1, 3))",
             "wrong order: the last one",
         ),
         (

@@ -462,8 +462,8 @@ show(plot_masks)
 #
 # <details><summary>Hint</summary>
 #
-# `table[ids]` in NumPy, `ops.take(table, ids, axis=0)` in Keras. The first T rows of
-# the position table belong to the T positions, whatever the tokens are.
+# `ops.take(table, ids, axis=0)` picks rows of a table. The first T rows of the position
+# table belong to the T positions, whatever the tokens are.
 #
 # </details>
 
@@ -480,8 +480,9 @@ def embed(ids, token_table, position_table):
 # ```python
 # def embed(ids, token_table, position_table):
 #     """Vectors (B, T, D) of ids (B, T), from tables (V, D) and (T_max, D)."""
-#     length = ids.shape[1]
-#     return ops.take(token_table, ids, axis=0) + position_table[:length]
+#     tokens = ops.take(token_table, ids, axis=0)
+#     positions = ops.take(position_table, np.arange(ids.shape[1]), axis=0)
+#     return tokens + positions
 # ```
 #
 # </details>
