@@ -169,7 +169,8 @@ WRONG = {
         (
             "scores, -math.inf)\n    weights = ops.softmax(scores, axis=-1)\n",
             "scores, scores)\n    weights = ops.softmax(scores, axis=-1)\n"
-            "    weights = weights if mask is None else ops.where(mask, weights, 0.0)\n",
+            "    if mask is not None:\n"
+            "        weights = ops.where(mask, weights, 0.0)\n",
             "softmax comes before the mask",
         ),
         (
