@@ -159,6 +159,7 @@ WRONG = {
     "attention": [
         ("math.sqrt(query.shape[-1])", "query.shape[-1]", "are divided by H: its"),
         ("    scores = scores / math.sqrt(query.shape[-1])\n", "", "not divided"),
+        ("math.sqrt(query.shape[-1])", "2.0", "one head, H = 9: off by"),
         ("scores / math", "scores * math", "multiplied by the square root"),
         ("axis=-1", "axis=-2", "softmax runs over the queries"),
         ("where(mask, scores", "where(~mask, scores", "wrong way round"),

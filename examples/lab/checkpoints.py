@@ -211,9 +211,10 @@ def attention(answer: Callable) -> Callable:
             fault = fault or _diagnose("The output", outputs, right @ value, wrong)
             if fault:
                 return fault
-        one = [x[0, 0] for x in (query, key, value)]
-        right = mistakes.attention_weights(*one[:2]) @ one[2]
-        return _diagnose("The output of a single head", answer(*one)[0], right)
+        query, key, value = (_normal(7, 9, seed=seed) for seed in range(3))
+        right = mistakes.attention_weights(query, key) @ value
+        outputs, _ = answer(query, key, value)
+        return _diagnose("The output of one head, H = 9", outputs, right)
 
     return _check("Exercise 1, attention", answer, ready_attention, find_fault)
 

@@ -389,7 +389,7 @@ leak_of = checkpoints.largest_leak(largest_leak)
 random = np.random.default_rng(1)
 inputs = random.standard_normal((8, 16)).astype("float32")
 queries, keys = random.standard_normal((2, 16, 16)).astype("float32") / 4  # projections
-mask = make_mask(8)
+mask = numpy(make_mask(8))
 
 
 def unmasked(x):
@@ -411,7 +411,7 @@ for weights_of in (unmasked, zeroed, masked):
     def outputs_of(x, weights_of=weights_of):
         return weights_of(x) @ x
 
-    leak = max(leak_of(outputs_of, inputs, changed) for changed in range(1, 8))
+    leak = max(float(leak_of(outputs_of, inputs, row)) for row in range(1, 8))
     print(f"{weights_of.__name__:<18}  {above:>26.3g}  {off:>21.2g}  {leak:.3g}")
 
 
@@ -574,7 +574,7 @@ gpt = tg.build_gpt(gpt_config, seed=0)
 window = gpt_config.max_sequence_length
 starts = np.arange(16)[:, None] * window
 windows = parts["valid"][starts + np.arange(window + 1)].astype("int32")
-nats, perplexity = score_of(gpt(windows[:, :-1]), windows[:, 1:])
+nats, perplexity = score_of(numpy(gpt(windows[:, :-1])), windows[:, 1:])
 print(
     f"untrained: {nats:.4f} nats, perplexity {perplexity:.2f}; ln V = {math.log(V):.4f}"
 )
@@ -594,9 +594,12 @@ predicted_nats = {"3-gram": None, "5-gram": None, "LSTM": None, "GPT": None}
 # %%
 scored = {"test": parts["test"]}
 rows = runs.count_ngrams({"train": parts["train"], **scored}, V)
-histories, models = {}, {"LSTM": tg.build_lstm(lstm_config, seed=0), "GPT": gpt}
-for name, training in (("LSTM", lstm_training), ("GPT", gpt_training)):
-    model = models[name]
+histories = {}
+lstm, gpt = tg.build_lstm(lstm_config, seed=0), tg.build_gpt(gpt_config, seed=0)
+for name, model, training in (
+    ("LSTM", lstm, lstm_training),
+    ("GPT", gpt, gpt_training),
+):
     result = tg.train(model, parts["train"], parts["valid"], training, verbose=FULL)
     scores = {"test": tg.evaluate(model, parts["test"])}
     histories[name] = result.history
@@ -692,7 +695,7 @@ labels = [tokenizer.decode([token]) for token in line.tolist()]
 title = "The first and the last block on a line of the test part"
 show(figures.plot_attention, maps.weights, labels, title=title)
 print("mean distance on this line, a row a block, a column a head:")
-print(np.round(distance_of(maps.weights), 2))
+print(np.round(numpy(distance_of(maps.weights)), 2))
 
 # %% [markdown]
 # One line is an anecdote. The same averages over many windows:
