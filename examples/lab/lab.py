@@ -52,9 +52,9 @@ import subprocess
 import sys
 
 SOURCE = "../.."
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # fewer start-up messages
 if importlib.util.find_spec("keras_tinygpt") is None:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", SOURCE], check=True)
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # fewer start-up messages
 
 # %%
 import dataclasses
