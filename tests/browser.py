@@ -57,7 +57,10 @@ class Browser:
 
     def __init__(self, port: int, binary: str, profile: Path):
         self.port, self.session = port, "/session"
-        options = {"binary": binary, "args": [*SWITCHES, f"--user-data-dir={profile}"]}
+        options = {
+            "binary": binary,
+            "args": [*SWITCHES, f"--user-data-dir={profile}", "about:blank"],
+        }
         wanted = {
             "goog:chromeOptions": options,
             "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
@@ -127,7 +130,9 @@ class Browser:
         self.command("POST", "/actions", actions=[pointer])
 
     def text(self, selector: str) -> str:
-        return self.run("return document.querySelector(arguments[0]).innerText", selector)
+        return self.run(
+            "return document.querySelector(arguments[0]).innerText", selector
+        )
 
     def devtools(self, name: str, **parameters):
         return self.command("POST", "/goog/cdp/execute", cmd=name, params=parameters)
@@ -157,8 +162,9 @@ class Browser:
     def requests(self) -> list[str]:
         """The addresses asked for since the last call."""
         events = [json.loads(entry["message"]) for entry in self.log("performance")]
-        return [
+        addresses = [
             event["message"]["params"]["request"]["url"]
             for event in events
             if event["message"]["method"] == "Network.requestWillBeSent"
         ]
+        return [url for url in addresses if not url.startswith("data:")]

@@ -37,7 +37,7 @@ MOST_TEMPERATURE = 100.0
 CANDIDATES = 12
 GUESSES = 3
 # Said twice, so that heads that look for what stood here before have work to do.
-PROMPT = "ROMEO:\nO gentle night, O gentle "
+PROMPT = "ROMEO:\nO gentle moon, be kind to us this night,\nO gentle m"
 
 
 class Explorer:

@@ -5,7 +5,7 @@ import { drawScale } from "./colors.js";
 import { byId, visible } from "./dom.js";
 import {
   cellAt, colorByAttention, describeCell, describeHead, drawMap, fillGrid, fillLinks,
-  makeGrid, markCell, selectHead, sharpestHead,
+  makeGrid, markCell, selectHead, sharpestHead, strongest,
 } from "./maps.js";
 import { fillCandidates, settings, setUpSliders } from "./next.js";
 import { fillStages } from "./path.js";
@@ -18,8 +18,8 @@ const state = {
   model: null,
   view: null, // the last answer to "read"
   position: 0, // the chosen token
-  key: 0, // the token it is seen to read on the map
   pointed: null, // the token under the pointer
+  key: null, // the token it is seen to read on the map; null for the one it reads most
   block: null,
   head: null,
   without: [], // [block, head] of those switched off
@@ -57,7 +57,7 @@ function read(question, position = Infinity) {
     const view = await ask("/api/read", asked, signal);
     state.view = view;
     state.position = Math.min(position, view.tokens.length - 1);
-    state.key = state.position;
+    state.key = null;
     showView();
     await predict(signal);
   });
@@ -71,7 +71,9 @@ async function predict(signal) {
   byId("next-token").textContent = visible(view.tokens[position]);
   fillCandidates(byId("candidates"), answer.candidates, without.length > 0);
   byId("whole-note").hidden = without.length === 0;
-  if (answer.stages.length) fillStages(byId("stages"), answer.stages);
+  if (answer.stages.length) {
+    fillStages(byId("stages"), answer.stages, answer.candidates);
+  }
 }
 
 function showView() {
@@ -96,7 +98,7 @@ function showPosition() {
 function pick(position) {
   if (position === state.position) return;
   state.position = position;
-  state.key = Math.min(state.key, position);
+  state.key = null;
   showPosition();
   run("predict", predict);
 }
@@ -121,16 +123,16 @@ function showHead() {
   selectHead(byId("grid"), block, head);
   byId("head-title").textContent = `Block ${block}, head ${head}`;
   byId("head-metrics").textContent = describeHead(view.metrics, block, head);
-  byId("switch").setAttribute("aria-pressed", isOff(block, head));
-  byId("switch").textContent = isOff(block, head) ? "Switch on" : "Switch off";
+  byId("switch").textContent = isOff(block, head) ? "Turn it on" : "Turn it off";
   byId("map-box").classList.toggle("switched-off", isOff(block, head));
   drawMap(byId("map"), rows());
 }
 
 // What the token under the pointer, else the chosen one, reads and is read by.
 function showLinks() {
-  const { view, position, key } = state;
+  const { view, position } = state;
   const token = state.pointed ?? position;
+  const key = state.key ?? strongest(rows()[token]);
   colorByAttention(byId("readers"), rows(), token);
   fillLinks(view.tokens, rows(), token);
   markCell(byId("map-box"), view.tokens.length, token, key);
@@ -138,7 +140,7 @@ function showLinks() {
 }
 
 function lookAt(block, head) {
-  Object.assign(state, { block, head });
+  Object.assign(state, { block, head, key: null });
   showHead();
   showLinks();
 }
@@ -155,7 +157,7 @@ function changeWithout(without) {
   read({ ids: state.view.ids }, state.position);
 }
 
-function point(token, key = state.key) {
+function point(token, key = null) {
   state.pointed = token;
   state.key = key;
   showLinks();
@@ -170,16 +172,10 @@ function moveOnMap(event) {
   event.preventDefault();
   const last = state.view.tokens.length - 1;
   const [down, right] = MOVES[event.key];
-  state.pointed = null;
-  state.key = Math.min(Math.max(state.key + right, 0), last);
-  const position = Math.min(Math.max(state.position + down, 0), last);
-  if (position !== state.position) {
-    state.position = position;
-    showPosition();
-    run("predict", predict);
-  } else {
-    showLinks();
-  }
+  const key = state.key ?? strongest(rows()[state.position]);
+  const within = (place) => Math.min(Math.max(place, 0), last);
+  if (down !== 0) pick(within(state.position + down));
+  point(null, within(key + right));
 }
 
 function setUpHeads({ blocks, heads }) {

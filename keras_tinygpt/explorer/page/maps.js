@@ -29,6 +29,10 @@ export function linksOf(rows, token) {
   };
 }
 
+export function strongest(weights) {
+  return weights.indexOf(Math.max(...weights));
+}
+
 // Colours the tokens of a strip by what one of them reads and who reads it.
 export function colorByAttention(list, rows, token) {
   const { reads, readBy } = linksOf(rows, token);
@@ -123,11 +127,7 @@ function gridCell(block, head, onPick, onSwitch) {
     make("canvas"),
     make("span", { class: "caption" }),
   );
-  const off = make(
-    "button",
-    { type: "button", class: "off", "aria-label": `Switch off ${name}` },
-    "off",
-  );
+  const off = make("button", { type: "button", class: "off", "data-name": name });
   pick.addEventListener("click", () => onPick(block, head));
   off.addEventListener("click", () => onSwitch(block, head));
   return make("div", { class: "head", "data-head": `${block}.${head}` }, pick, off);
@@ -138,15 +138,24 @@ export function fillGrid(box, view, isOff) {
     const [block, head] = cell.dataset.head.split(".").map(Number);
     drawMap(cell.querySelector("canvas"), view.weights[block][head]);
     cell.classList.toggle("switched-off", isOff(block, head));
-    cell.querySelector(".off").setAttribute("aria-pressed", isOff(block, head));
-    cell.querySelector(".caption").textContent = headCaption(view.metrics, block, head);
+    tellSwitch(cell.querySelector(".off"), isOff(block, head));
+    cell
+      .querySelector(".caption")
+      .replaceChildren(...headCaption(view.metrics, block, head));
   }
 }
 
+function tellSwitch(button, isOff) {
+  button.textContent = isOff ? "turn on" : "turn off";
+  button.setAttribute("aria-label", `${button.textContent} ${button.dataset.name}`);
+  button.classList.toggle("is-off", isOff);
+}
+
 function headCaption(metrics, block, head) {
-  if (metrics === null) return "";
-  const distance = metrics.distance[block][head];
-  return `${distance.toFixed(1)} back, ${metrics.entropy[block][head].toFixed(1)} nats`;
+  if (metrics === null) return [];
+  const distance = metrics.distance[block][head].toFixed(1);
+  const entropy = metrics.entropy[block][head].toFixed(1);
+  return [make("span", {}, `${distance} back,`), " ", make("span", {}, `${entropy} nats`)];
 }
 
 export function selectHead(box, block, head) {

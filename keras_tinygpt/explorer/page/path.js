@@ -2,22 +2,32 @@
 
 import { bar, make, percent, visible } from "./dom.js";
 
-export function fillStages(table, stages) {
+// `candidates` are those of the prediction, best first.
+export function fillStages(table, stages, candidates) {
   const longest = Math.max(...stages.map((stage) => stage.length));
-  table.tBodies[0].replaceChildren(...stages.map((stage) => stageRow(stage, longest)));
+  const rows = stages.map((stage) => stageRow(stage, longest));
+  const best = candidates.slice(0, stages[0].guesses.length);
+  rows.push(stageLine("head", "the head: the prediction", best));
+  table.tBodies[0].replaceChildren(...rows);
 }
 
 function stageRow(stage, longest) {
   const isEmbedding = stage.block === null;
   const name = isEmbedding ? "embedding" : `block ${stage.block} ${stage.part}`;
-  const row = make("tr", { class: stage.part, "data-length": stage.length });
-  row.append(
-    make("th", { scope: "row" }, name),
-    make("td", { class: "guesses" }, ...stage.guesses.map(guess)),
-    make("td", { class: "measure" }, bar("length", stage.length / longest), number(stage.length)),
-    make("td", { class: "measure" }, ...change(stage, longest)),
-  );
+  const row = stageLine(stage.part, name, stage.guesses);
+  row.dataset.length = stage.length;
+  row.append(measure("length", stage.length, longest));
+  if (!isEmbedding) row.append(measure("added", stage.change, longest));
   return row;
+}
+
+function stageLine(kind, name, guesses) {
+  return make(
+    "tr",
+    { class: kind },
+    make("th", { scope: "row" }, name),
+    make("td", { class: "guesses" }, ...guesses.map(guess)),
+  );
 }
 
 function guess({ text, probability }) {
@@ -27,11 +37,7 @@ function guess({ text, probability }) {
   return chip;
 }
 
-function change(stage, longest) {
-  if (stage.change === null) return ["\u2013"];
-  return [bar("change", stage.change / longest), number(stage.change)];
-}
-
-function number(value) {
-  return make("span", { class: "number" }, value.toFixed(1));
+function measure(kind, value, longest) {
+  const text = make("span", { class: "number" }, value.toFixed(1));
+  return make("td", { class: "measure", "data-label": kind }, bar(kind, value / longest), text);
 }
