@@ -2,8 +2,14 @@
 
 import http.client
 import json
+import os
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,11 +19,13 @@ from helpers import randomize, to_numpy
 
 import keras_tinygpt as tg
 from keras_tinygpt import inspection
-from keras_tinygpt.explorer.answers import DIGITS, Explorer
+from keras_tinygpt.explorer import pages
+from keras_tinygpt.explorer.answers import DIGITS, WEIGHT_UNIT, Explorer
 from keras_tinygpt.explorer.command import warm_up
 from keras_tinygpt.explorer.server import MOST_BYTES, QUESTIONS, ExplorerServer
 from keras_tinygpt.generation import SamplingConfig
 
+ROOT = Path(tg.__file__).parents[1]
 T = 7
 TEXT = "abca"
 CLOSE = {"atol": 0.6 * 10**-DIGITS}
@@ -53,12 +61,11 @@ def server(explorer):
 
 def full_maps(view, length):
     """The maps (L, N, T, T) from rows without their masked part."""
-    return np.array(
-        [
-            [[row + [0.0] * (length - len(row)) for row in head] for head in block]
-            for block in view["weights"]
-        ]
-    )
+    units = [
+        [[row + [0] * (length - len(row)) for row in head] for head in block]
+        for block in view["weights"]
+    ]
+    return WEIGHT_UNIT * np.array(units)
 
 
 def check_view(lm, view, text):
@@ -81,6 +88,7 @@ def check_view(lm, view, text):
             )
 
 
+@pytest.mark.backend
 @pytest.mark.parametrize(
     "changes",
     [
@@ -97,7 +105,7 @@ def test_a_view_says_what_the_python_api_says(changes):
 
 def test_one_token(explorer):
     view = explorer.read(text="c")
-    assert view["weights"] == [[[[1.0]]] * 3] * 2
+    assert view["weights"] == [[[[100_000]]] * 3] * 2
     assert view["metrics"] is None and view["surprise"] == [None]
 
 
@@ -157,6 +165,7 @@ def test_stages_end_in_the_prediction(explorer):
         assert guess["probability"] == pytest.approx(row["probability"], abs=2e-5)
 
 
+@pytest.mark.backend
 def test_heads_switched_off(explorer):
     ids = explorer.tokenizer.encode("abcde").tolist()
     answer = explorer.position(ids, 4, without=[[1, 2], [0, 1], [1, 2]])
@@ -186,7 +195,10 @@ def plain(lm, ids, count, **settings):
     return tg.generate(lm.model, ids, count, use_cache=False, **settings)[len(ids) :]
 
 
-def test_writing_is_generation(explorer):
+@pytest.mark.backend
+def test_writing_is_generation():
+    explorer = Explorer(make(num_layers=1), "small", TEXT)
+    warm_up(explorer)  # asks everything once, and changes nothing
     settings = {"temperature": 1.1, "top_k": 7, "top_p": 0.95}
     for count, seed in ((4, 3), (1, 4)):
         new = written(explorer, [0, 1, 2], count, seed, **settings)
@@ -194,6 +206,7 @@ def test_writing_is_generation(explorer):
         assert new == expected.tolist()
 
 
+@pytest.mark.backend
 def test_writing_without_heads_is_generation_with_what_is_left():
     lm = make()
     explorer = Explorer(lm, "small", TEXT)
@@ -206,6 +219,7 @@ def test_writing_without_heads_is_generation_with_what_is_left():
     assert new == plain(lm, [0, 1, 2], 9, seed=3, **settings).tolist()
 
 
+@pytest.mark.backend
 def test_an_lstm_has_no_heads():
     lm = make_lstm()
     explorer = Explorer(lm, "recurrent")
@@ -275,7 +289,7 @@ def test_the_server_answers_with_what_the_explorer_says(server, explorer):
     assert (status, view) == (200, explorer.read(text="abc"))
     question = {"ids": [0, 1, 2], "position": 1, "top_k": 3}
     assert ask(server, "/api/position", question)[2] == explorer.position(**question)
-    question = {"ids": [0, 1, 2], "count": 4, "seed": 5}
+    question = {"ids": [0, 1, 2], "count": 4, "seed": 5, "without": [[0, 0]]}
     lines = ask(server, "/api/write", question)[2].splitlines()
     assert [json.loads(line) for line in lines] == [*explorer.write(**question), {}]
 
@@ -421,8 +435,15 @@ def test_many_readers_get_the_answers_they_get_alone(server, explorer):
     assert answers == [explorer.read(**question) for question in questions]
 
 
-def test_warming_up_asks_everything(explorer):
-    warm_up(explorer)
+def test_the_scripts_share_one_scope_in_a_page_of_one_file():
+    script = "\n".join(
+        pages._plain_script(name) for name in (*pages.MODULES, pages.MAIN)
+    )
+    assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
+    names = re.findall(
+        r"^(?:async )?(?:const|let|function\*?) (\w+)", script, re.MULTILINE
+    )
+    assert len(names) > 50 and len(names) == len(set(names)), sorted(names)
 
 
 def test_mistakes_on_the_command_line(tmp_path, monkeypatch, capsys):
@@ -443,3 +464,29 @@ def test_mistakes_on_the_command_line(tmp_path, monkeypatch, capsys):
             capsys, "explore", "--port", port
         )
     assert (tmp_path / "page.html").read_text() == "mine"
+
+
+def test_the_command_serves_until_it_is_interrupted(tmp_path):
+    lm = make(num_layers=1)
+    tg.save(tmp_path / "bundle", lm.model, lm.tokenizer)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "keras_tinygpt.cli", "explore", "bundle", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        # A suite started in the background passes on that SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    line = process.stdout.readline()
+    found = re.fullmatch(r"bundle: http://127\.0\.0\.1:(\d+) \(Ctrl-C ends\)\n", line)
+    assert found, line
+    connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+    connection.request("GET", "/api/model")
+    about = json.loads(connection.getresponse().read())
+    assert (about["name"], about["prompt"]) == ("bundle", "geebeki")
+    process.send_signal(signal.SIGINT)
+    rest, error = process.communicate(timeout=120)
+    assert (process.returncode, rest) == (0, "\nstopped\n")
+    assert "Traceback" not in error

@@ -358,6 +358,10 @@ def test_low_precision():
     assert maps.weights.dtype == "float32"
     assert maps.forbidden_weight == 0.0 and maps.row_sum_error < 1e-6
     assert inspection.causes(model, ids[:T]).effects.max() > 0
+    tracer = inspection.Tracer(model)
+    trace = tracer.trace(ids[:T], without=[(0, 1)])
+    guesses = tracer.guesses(ids[:T], trace, T - 1)[-1]
+    np.testing.assert_allclose(guesses, trace.logits[-1], rtol=0.05, atol=0.05)
     assert inspection.position_probe(model, ids).r_squared.shape == (2,)
     assert np.isfinite(inspection.token_similarity(model, ids)["as trained"]).all()
     assert inspection.leak_test(model, length=T) is None

@@ -28,6 +28,7 @@ from keras_tinygpt.models.gpt import GPT
 from keras_tinygpt.models.lstm import LSTM
 
 DIGITS = 5  # after the point, of every figure
+WEIGHT_UNIT = 10.0**-DIGITS  # attention weights are whole numbers of it, to be short
 MOST_WEIGHTS = 1_000_000  # of all maps together: they travel as text
 MOST_LSTM_TOKENS = 512
 MOST_TEXT_TOKENS = 2_048  # of a text of which a model reads the last window
@@ -120,6 +121,7 @@ class Explorer:
             "most_characters": MOST_CHARACTERS,
             "most_new_tokens": MOST_NEW_TOKENS,
             "surprise_levels": list(SURPRISE_LEVELS),
+            "weight_unit": WEIGHT_UNIT,
             "prompt": self.prompt,
             "temperature": self.sampling.temperature,
             "top_k": self.sampling.top_k,
@@ -157,11 +159,14 @@ class Explorer:
     def _attention(self, weights: np.ndarray) -> dict[str, Any]:
         """Maps as rows without their masked part, and the metrics of each head."""
         length = weights.shape[-1]
-        rows = _rounded(weights)
+        units = np.rint(weights / WEIGHT_UNIT).astype("int32")
         answer: dict[str, Any] = {
             "weights": [
-                [[row[: i + 1] for i, row in enumerate(head)] for head in block]
-                for block in rows
+                [
+                    [row[: i + 1].tolist() for i, row in enumerate(head)]
+                    for head in block
+                ]
+                for block in units
             ],
             "metrics": None,
         }

@@ -5,7 +5,7 @@ import { drawScale } from "./colors.js";
 import { byId, visible } from "./dom.js";
 import {
   cellAt, colorByAttention, describeCell, describeHead, drawMap, fillGrid, fillLinks,
-  makeGrid, markCell, selectHead, sharpestHead, strongest,
+  makeGrid, markCell, scaledMaps, selectHead, sharpestHead, strongest,
 } from "./maps.js";
 import { fillCandidates, settings, setUpSliders } from "./next.js";
 import { fillStages } from "./path.js";
@@ -32,9 +32,10 @@ async function run(name, task) {
   running[name]?.abort();
   const controller = new AbortController();
   running[name] = controller;
+  document.body.dataset.busy = true;
+  tell("");
   try {
     await task(controller.signal);
-    tell("");
   } catch (error) {
     if (error.name !== "AbortError") tell(error.message);
   } finally {
@@ -55,7 +56,8 @@ function read(question, position = Infinity) {
   return run("read", async (signal) => {
     const asked = { ...question, without: state.without };
     const view = await ask("/api/read", asked, signal);
-    state.view = view;
+    const unit = state.model.weight_unit;
+    state.view = { ...view, weights: scaledMaps(view.weights ?? [], unit) };
     state.position = Math.min(position, view.tokens.length - 1);
     state.key = null;
     showView();
@@ -206,6 +208,8 @@ async function draw(count) {
     running.write.abort();
     return;
   }
+  if (!isPromptRead()) await readPrompt();
+  if (!isPromptRead()) return; // it was refused
   await run("write", async (signal) => {
     byId("write").textContent = "Stop";
     const { ids, text } = state.view;
@@ -222,6 +226,16 @@ async function draw(count) {
       if (grown.ids.length > ids.length) await read({ ids: grown.ids });
     }
   });
+}
+
+// Whether the view is of what the prompt says; the browser knows one kind of line end.
+function isPromptRead() {
+  return byId("prompt").value === state.view?.text.replace(/\r\n?/g, "\n");
+}
+
+function readPrompt() {
+  state.draws = 0;
+  return read({ text: byId("prompt").value });
 }
 
 function grow(grown, piece) {
@@ -262,8 +276,10 @@ function setUpPrompt(model) {
   byId("prompt").value = model.prompt;
   byId("ask").addEventListener("submit", (event) => {
     event.preventDefault();
-    state.draws = 0;
-    read({ text: byId("prompt").value });
+    readPrompt();
+  });
+  byId("prompt").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) readPrompt();
   });
 }
 

@@ -5,6 +5,12 @@ import { byId, make, percent, visible } from "./dom.js";
 
 const LISTED = 5;
 
+// Maps as they travel, in whole units, as weights from 0 to 1.
+export function scaledMaps(maps, unit) {
+  const scaledRow = (row) => row.map((weight) => weight * unit);
+  return maps.map((block) => block.map((head) => head.map(scaledRow)));
+}
+
 // Draws the rows of a map, a pixel a weight; the masked half stays transparent.
 export function drawMap(canvas, rows) {
   const length = rows.length;

@@ -34,12 +34,12 @@ export function settings() {
 function tellSettings() {
   const { temperature, top_k: topK, top_p: topP } = settings();
   const sharp = temperature === 0 ? "0: always the best" : temperature.toFixed(2);
-  tell("temperature", sharp);
-  tell("top-k", topK === null ? "all" : String(topK));
-  tell("top-p", topP === null ? "all" : percent(topP));
+  tellSlider("temperature", sharp);
+  tellSlider("top-k", topK === null ? "all" : String(topK));
+  tellSlider("top-p", topP === null ? "all" : percent(topP));
 }
 
-function tell(id, text) {
+function tellSlider(id, text) {
   byId(`${id}-value`).textContent = text;
   byId(id).setAttribute("aria-valuetext", text);
 }

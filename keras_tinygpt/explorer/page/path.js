@@ -7,7 +7,7 @@ export function fillStages(table, stages, candidates) {
   const longest = Math.max(...stages.map((stage) => stage.length));
   const rows = stages.map((stage) => stageRow(stage, longest));
   const best = candidates.slice(0, stages[0].guesses.length);
-  rows.push(stageLine("head", "the head: the prediction", best));
+  rows.push(stageLine("end", "the head: the prediction", best));
   table.tBodies[0].replaceChildren(...rows);
 }
 
