@@ -23,7 +23,8 @@ export function visible(text) {
 
 export function percent(share) {
   const value = 100 * share;
-  if (value > 0 && value < 0.1) return "< 0.1 %";
+  if (value === 0) return "0 %";
+  if (value < 0.1) return "< 0.1 %";
   return `${value.toFixed(value < 10 ? 1 : 0)} %`;
 }
 
