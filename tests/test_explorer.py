@@ -20,9 +20,10 @@ from helpers import randomize, to_numpy
 import keras_tinygpt as tg
 from keras_tinygpt import inspection
 from keras_tinygpt.explorer import pages
-from keras_tinygpt.explorer.answers import DIGITS, WEIGHT_UNIT, Explorer
+from keras_tinygpt.explorer.answers import Explorer
 from keras_tinygpt.explorer.command import warm_up
 from keras_tinygpt.explorer.server import MOST_BYTES, QUESTIONS, ExplorerServer
+from keras_tinygpt.explorer.views import DIGITS, WEIGHT_UNIT
 from keras_tinygpt.generation import SamplingConfig
 
 ROOT = Path(tg.__file__).parents[1]
@@ -224,7 +225,7 @@ def test_an_lstm_has_no_heads():
     lm = make_lstm()
     explorer = Explorer(lm, "recurrent")
     about = explorer.describe()
-    assert (about["kind"], about["blocks"], about["heads"]) == ("lstm", 0, 0)
+    assert (about["blocks"], about["heads"], about["positions"]) == (0, 0, None)
     view = explorer.read(text="abcd")
     assert "weights" not in view
     nats = inspection.surprise(lm.model, view["ids"])
@@ -248,8 +249,7 @@ def test_an_lstm_has_no_heads():
 def test_many_heads_shorten_what_is_shown(monkeypatch):
     monkeypatch.setattr("keras_tinygpt.explorer.answers.MOST_WEIGHTS", 6 * 5**2 / 2)
     explorer = Explorer(make(), "small", "a")
-    assert explorer.describe()["length"] == explorer.describe()["most_tokens"] == 5
-    assert not explorer.crops
+    assert explorer.describe()["length"] == 5 and not explorer.crops
     with pytest.raises(ValueError, match="at most 5 tokens, got 6"):
         explorer.read(text="abcabc")
     assert len(written(explorer, [0, 1, 2], 9, 0, without=[[0, 0]])) == 2

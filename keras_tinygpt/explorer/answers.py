@@ -1,7 +1,7 @@
 """What the page asks of a model, answered with what JSON can hold.
 
-Every figure comes from `keras_tinygpt.inspection` and `keras_tinygpt.generation`;
-here they are chosen, rounded and named.
+Every figure comes from `keras_tinygpt.inspection` and `keras_tinygpt.generation`; here
+the questions are checked and the model is asked.
 """
 
 import functools
@@ -14,9 +14,16 @@ from keras import ops
 
 from keras_tinygpt.bundle import LanguageModel
 from keras_tinygpt.checks import check_float, check_ids, check_int
+from keras_tinygpt.explorer.views import (
+    WEIGHT_UNIT,
+    rounded,
+    view_candidates,
+    view_maps,
+    view_metrics,
+    view_stages,
+)
 from keras_tinygpt.generation import SamplingConfig, draw_uniforms, sample, stream
 from keras_tinygpt.generation.sampling import log_probabilities
-from keras_tinygpt.inspection.heads import MapSums
 from keras_tinygpt.inspection.parts import evaluator, find_blocks, readable_keys
 from keras_tinygpt.inspection.predictions import (
     SURPRISE_LEVELS,
@@ -27,8 +34,6 @@ from keras_tinygpt.inspection.trace import Trace, Tracer
 from keras_tinygpt.models.gpt import GPT
 from keras_tinygpt.models.lstm import LSTM
 
-DIGITS = 5  # after the point, of every figure
-WEIGHT_UNIT = 10.0**-DIGITS  # attention weights are whole numbers of it, to be short
 MOST_WEIGHTS = 1_000_000  # of all maps together: they travel as text
 MOST_LSTM_TOKENS = 512
 MOST_TEXT_TOKENS = 2_048  # of a text of which a model reads the last window
@@ -73,7 +78,6 @@ class Explorer:
         self.sampling = sampling or SamplingConfig()
         self._lock = threading.RLock()
         self._tracer = None
-        self._readable: np.ndarray | None = None
         if isinstance(self.model, GPT):
             self._tracer = Tracer(self.model, calls="many")
         else:
@@ -105,7 +109,6 @@ class Explorer:
         blocks, heads = self._tracer.shape if self._tracer else (0, 0)
         return {
             "name": self.name,
-            "kind": "gpt" if self._tracer else "lstm",
             "parameters": self.model.count_params(),
             "vocab_size": config.vocab_size,
             "tokenizer": self.tokenizer.kind,
@@ -116,8 +119,6 @@ class Explorer:
             "positions": getattr(config, "positions", None),
             "attention_window": getattr(config, "attention_window", None),
             "length": self.length,
-            "crops": self.crops,
-            "most_tokens": self._most_tokens(),
             "most_characters": MOST_CHARACTERS,
             "most_new_tokens": MOST_NEW_TOKENS,
             "surprise_levels": list(SURPRISE_LEVELS),
@@ -149,39 +150,24 @@ class Explorer:
             "start": len(ids) - len(shown),
             "text": self.tokenizer.decode(ids),
             "tokens": [self.tokenizer.decode([token]) for token in shown],
-            "surprise": [None, *_rounded(nats)],
+            "surprise": [None, *rounded(nats)],
             "without": [list(pair) for pair in without],
         }
         if self._tracer:
-            answer |= self._attention(trace.weights)
-        return answer
-
-    def _attention(self, weights: np.ndarray) -> dict[str, Any]:
-        """Maps as rows without their masked part, and the metrics of each head."""
-        length = weights.shape[-1]
-        units = np.rint(weights / WEIGHT_UNIT).astype("int32")
-        answer: dict[str, Any] = {
-            "weights": [
-                [
-                    [row[: i + 1].tolist() for i, row in enumerate(head)]
-                    for head in block
-                ]
-                for block in units
-            ],
-            "metrics": None,
-        }
-        if length > 1:  # a single token says nothing about a head
-            sums = MapSums([readable_keys(x, length) for x in find_blocks(self.model)])
-            sums.add(weights[:, None])
-            metrics = sums.metrics()
-            names = ("distance", "entropy", "entropy_share", "own", "previous", "first")
-            answer["metrics"] = {
-                name: _rounded(getattr(metrics, name)) for name in names
-            }
+            blocks = find_blocks(self.model)
+            readable = [readable_keys(block, len(shown)) for block in blocks]
+            answer["weights"] = view_maps(trace.weights)
+            answer["metrics"] = view_metrics(trace.weights, readable)
         return answer
 
     def position(
-        self, ids, position, without=(), temperature=0.8, top_k=None, top_p=None
+        self,
+        ids,
+        position,
+        without=(),
+        temperature=SamplingConfig.temperature,
+        top_k=None,
+        top_p=None,
     ) -> dict[str, Any]:
         """What may follow one token, and how the guess grew from block to block.
 
@@ -207,47 +193,17 @@ class Explorer:
             stages = self._stages(shown, trace, position)
         return {
             "position": position,
-            "candidates": [
-                {
-                    "token": each.token,
-                    "text": self.tokenizer.decode([each.token]),
-                    "probability": round(each.probability, DIGITS),
-                    "chance": round(each.chance, DIGITS),
-                    "whole": round(float(whole[each.token]), DIGITS),
-                }
-                for each in found
-            ],
+            "candidates": view_candidates(found, whole, self.tokenizer),
             "stages": stages,
         }
 
     def _stages(self, shown, trace: Trace, position: int) -> list[dict[str, Any]]:
-        """The stream of one token at each depth, first to last."""
         if self._tracer is None:
             return []
         hidden = trace.hidden[:, position].astype("float64")  # (S, D)
-        lengths = np.linalg.norm(hidden, axis=-1)
-        changes = np.linalg.norm(np.diff(hidden, axis=0), axis=-1)
         logits = self._tracer.guesses(shown, trace, position)
         probabilities = softmax(logits.astype("float64"))
-        best = np.argsort(-probabilities, axis=-1, kind="stable")[:, :GUESSES]
-        return [
-            {
-                "block": None if depth == 0 else (depth - 1) // 2,
-                "part": ("feed-forward" if depth % 2 == 0 else "attention")
-                if depth
-                else "embedding",
-                "length": round(float(lengths[depth]), DIGITS),
-                "change": None if depth == 0 else _rounded(changes[depth - 1]),
-                "guesses": [
-                    {
-                        "text": self.tokenizer.decode([token]),
-                        "probability": _rounded(probabilities[depth, token]),
-                    }
-                    for token in best[depth].tolist()
-                ],
-            }
-            for depth in range(len(hidden))
-        ]
+        return view_stages(hidden, probabilities, self.tokenizer, GUESSES)
 
     def write(
         self,
@@ -255,7 +211,7 @@ class Explorer:
         count=1,
         seed=0,
         without=(),
-        temperature=0.8,
+        temperature=SamplingConfig.temperature,
         top_k=None,
         top_p=None,
     ) -> Iterator[dict[str, Any]]:
@@ -369,8 +325,3 @@ class Explorer:
 def _sampling(temperature, top_k, top_p) -> SamplingConfig:
     check_float("temperature", temperature, 0.0, MOST_TEMPERATURE)
     return SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
-
-
-def _rounded(values: Any) -> Any:
-    """Nested lists of numbers, or one number, with few digits."""
-    return np.round(np.asarray(values, "float64"), DIGITS).tolist()

@@ -53,6 +53,7 @@ function tell(message) {
 
 // Asks for a text or for ids and shows the answer; `position` is of the shown tokens.
 function read(question, position = Infinity) {
+  running.predict?.abort(); // it is about the view before
   return run("read", async (signal) => {
     const asked = { ...question, without: state.without };
     const view = await ask("/api/read", asked, signal);
@@ -115,7 +116,8 @@ const rows = () => state.view.weights[state.block][state.head];
 function showHeads() {
   const { view } = state;
   if (state.block === null) [state.block, state.head] = sharpestHead(view.metrics);
-  fillGrid(byId("grid"), view, isOff);
+  byId("heads").hidden = false;
+  fillGrid(byId("grid"), view, isOff, state.model.attention_window);
   byId("restore").hidden = state.without.length === 0;
   showHead();
 }
@@ -127,18 +129,20 @@ function showHead() {
   byId("head-metrics").textContent = describeHead(view.metrics, block, head);
   byId("switch").textContent = isOff(block, head) ? "Turn it on" : "Turn it off";
   byId("map-box").classList.toggle("switched-off", isOff(block, head));
-  drawMap(byId("map"), rows());
+  drawMap(byId("map"), rows(), state.model.attention_window);
 }
 
 // What the token under the pointer, else the chosen one, reads and is read by.
 function showLinks() {
-  const { view, position } = state;
+  const { view, model, position } = state;
   const token = state.pointed ?? position;
   const key = state.key ?? strongest(rows()[token]);
   colorByAttention(byId("readers"), rows(), token);
   fillLinks(view.tokens, rows(), token);
   markCell(byId("map-box"), view.tokens.length, token, key);
-  byId("readout").textContent = describeCell(view.tokens, rows(), token, key);
+  byId("readout").textContent = describeCell(
+    view.tokens, rows(), token, key, model.attention_window,
+  );
 }
 
 function lookAt(block, head) {
@@ -182,7 +186,7 @@ function moveOnMap(event) {
 
 function setUpHeads({ blocks, heads }) {
   byId("no-heads").hidden = blocks > 0;
-  byId("heads").hidden = blocks === 0;
+  byId("heads").hidden = true; // until there is a view
   byId("path-card").hidden = blocks === 0;
   if (!blocks) return;
   makeGrid(byId("grid"), blocks, heads, lookAt, switchHead);
@@ -300,7 +304,7 @@ await run("start", async (signal) => {
   state.model = model;
   describeModel(model);
   setUpPrompt(model);
-  setUpSliders(model, () => run("predict", predict));
+  setUpSliders(model, () => state.view && run("predict", predict));
   setUpWriting(model);
   setUpHeads(model);
   makeStrip(byId("tokens"), pick);

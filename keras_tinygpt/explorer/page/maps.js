@@ -11,8 +11,13 @@ export function scaledMaps(maps, unit) {
   return maps.map((block) => block.map((head) => head.map(scaledRow)));
 }
 
-// Draws the rows of a map, a pixel a weight; the masked half stays transparent.
-export function drawMap(canvas, rows) {
+// Whether a token may read another; `span` is how many it reads, null for all.
+function isReadable(query, key, span) {
+  return key <= query && (span === null || query - key < span);
+}
+
+// Draws the rows of a map, a pixel a weight; what is masked stays transparent.
+export function drawMap(canvas, rows, span) {
   const length = rows.length;
   canvas.width = length;
   canvas.height = length;
@@ -20,6 +25,7 @@ export function drawMap(canvas, rows) {
   const pixels = context.createImageData(length, length);
   rows.forEach((row, query) => {
     row.forEach((weight, key) => {
+      if (!isReadable(query, key, span)) return;
       const color = viridis(stretch(weight));
       pixels.data.set([...color, 255], 4 * (query * length + key));
     });
@@ -96,9 +102,12 @@ export function cellAt(box, event, length) {
   };
 }
 
-export function describeCell(tokens, rows, query, key) {
+export function describeCell(tokens, rows, query, key, span) {
   const name = (index) => `\u201c${visible(tokens[index])}\u201d (${index})`;
-  if (key > query) return `${name(query)} cannot read ${name(key)}: it comes later.`;
+  if (!isReadable(query, key, span)) {
+    const reason = key > query ? "it comes later" : "it is too far back";
+    return `${name(query)} cannot read ${name(key)}: ${reason}.`;
+  }
   return `${name(query)} reads ${name(key)} with ${percent(rows[query][key])}.`;
 }
 
@@ -139,10 +148,10 @@ function gridCell(block, head, onPick, onSwitch) {
   return make("div", { class: "head", "data-head": `${block}.${head}` }, pick, off);
 }
 
-export function fillGrid(box, view, isOff) {
+export function fillGrid(box, view, isOff, span) {
   for (const cell of box.querySelectorAll(".head")) {
     const [block, head] = cell.dataset.head.split(".").map(Number);
-    drawMap(cell.querySelector("canvas"), view.weights[block][head]);
+    drawMap(cell.querySelector("canvas"), view.weights[block][head], span);
     cell.classList.toggle("switched-off", isOff(block, head));
     tellSwitch(cell.querySelector(".off"), isOff(block, head));
     cell
