@@ -103,6 +103,11 @@ def set_slider(chrome, name, value):
     settle(chrome)
 
 
+def continued(lm, ids, count, seed):
+    """What `generate` makes of ids, by its plain loop, which compiles little."""
+    return tg.generate(lm.model, ids, count, seed=seed, use_cache=False)
+
+
 def weights_of(chrome, strip="#readers"):
     script = f"return [...document.querySelectorAll('{strip} li')]"
     return np.array(chrome.run(f"{script}.map((li) => Number(li.dataset.weight))"))
@@ -254,7 +259,7 @@ def test_one_token_at_a_time(page, lm):
     ids = lm.tokenizer.encode(PROMPT)
     for step in range(3):
         page.click("#step")
-        ids = tg.generate(lm.model, ids, 1, seed=7 + step)
+        ids = continued(lm, ids, 1, 7 + step)
         page.wait(
             f"return document.querySelectorAll('#tokens li').length === {len(ids)}"
         )
@@ -270,21 +275,30 @@ def test_a_prompt_that_was_not_read_yet_is_read_before_writing(page, lm):
     page.click("#step")
     page.wait("return document.querySelectorAll('#tokens li').length === 6")
     settle(page)
-    ids = tg.generate(lm.model, lm.tokenizer.encode("The c"), 1, seed=2)
+    ids = continued(lm, lm.tokenizer.encode("The c"), 1, 2)
     check_candidates(page, lm, lm.tokenizer.decode(ids), temperature=0.8)
 
 
-def test_writing_past_the_window(page, lm):
-    page.retype("#count", "25")
+def test_writing_on(page, lm):
+    page.retype("#count", "9")
     page.retype("#seed", "3")
     page.click("#write")
-    page.wait("return document.querySelector('#status').innerText.includes('last 32')")
+    page.wait("return document.querySelectorAll('#tokens li').length === 32")
     settle(page)
-    ids = tg.generate(lm.model, lm.tokenizer.encode(PROMPT), 25, seed=3)
-    text = lm.tokenizer.decode(ids)
+    text = lm.tokenizer.decode(continued(lm, lm.tokenizer.encode(PROMPT), 9, 3))
     assert page.run("return document.querySelector('#prompt').value") == text
     check_candidates(page, lm, text, temperature=0.8)
+    assert page.text("#write") == "Write on"
+
+
+def test_a_text_longer_than_the_window(page, lm):
+    text = PROMPT + "ell tolled and tolled."
+    page.retype("#prompt", text)
+    page.click("#read")
+    page.wait("return document.querySelector('#status').innerText.includes('last 32')")
+    settle(page)
     assert page.run("return document.querySelectorAll('#tokens li').length") == 32
+    check_candidates(page, lm, text, temperature=0.8)
 
 
 @pytest.mark.parametrize(
