@@ -1,7 +1,8 @@
 """The command line: tinygpt train, evaluate, generate, explore, export and so on.
 
 Flags come from the config dataclasses. Bad input ends with one line on standard error
-and exit code 2, Ctrl-C with exit code 130; in both cases nothing is half-written.
+and exit code 2, Ctrl-C with exit code 130 (0 where it is the way to end); in both cases
+nothing is half-written.
 """
 
 import contextlib

@@ -167,4 +167,5 @@ class Browser:
             for event in events
             if event["message"]["method"] == "Network.requestWillBeSent"
         ]
-        return [url for url in addresses if not url.startswith("data:")]
+        # Those of the browser's own pages and of inlined data go nowhere.
+        return [url for url in addresses if not url.startswith(("chrome", "data:"))]

@@ -407,6 +407,7 @@ def test_a_page_in_one_file(chrome, lm, tmp_path, monkeypatch):
         np.testing.assert_allclose(row["probability"], expected, **CLOSE)
         assert row["whole"] == before.get(token, row)["whole"]
     assert chrome.run("return document.querySelector('#prompt').disabled")
+    assert "written by tinygpt explore --export" in chrome.text("#record-note")
     assert chrome.log("browser") == []
     assert chrome.requests() == [page.as_uri()]
     recorded = json.loads(

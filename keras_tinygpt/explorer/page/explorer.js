@@ -293,10 +293,7 @@ function setUpRecord() {
     "prompt", "read", "step", "write", "count", "seed", "temperature", "top-k", "top-p",
   ];
   for (const id of ids) byId(id).disabled = true;
-  byId("footer").textContent =
-    "A page written by tinygpt explore --export: choose tokens and heads, switch one "
-    + "head off. Maps and surprise stay those of the whole model; tinygpt explore "
-    + "without --export also computes them anew.";
+  byId("record-note").hidden = false;
 }
 
 await run("start", async (signal) => {

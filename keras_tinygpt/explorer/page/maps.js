@@ -170,7 +170,8 @@ function headCaption(metrics, block, head) {
   if (metrics === null) return [];
   const distance = metrics.distance[block][head].toFixed(1);
   const entropy = metrics.entropy[block][head].toFixed(1);
-  return [make("span", {}, `${distance} back,`), " ", make("span", {}, `${entropy} nats`)];
+  const parts = [`${distance} back,`, `${entropy} nats`];
+  return parts.flatMap((part) => [make("span", {}, part), " "]);
 }
 
 export function selectHead(box, block, head) {

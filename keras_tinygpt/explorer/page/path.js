@@ -39,5 +39,7 @@ function guess({ text, probability }) {
 
 function measure(kind, value, longest) {
   const text = make("span", { class: "number" }, value.toFixed(1));
-  return make("td", { class: "measure", "data-label": kind }, bar(kind, value / longest), text);
+  const cell = make("td", { class: "measure", "data-label": kind });
+  cell.append(bar(kind, value / longest), text);
+  return cell;
 }

@@ -92,7 +92,7 @@ export function describeSurprise(view, position) {
   const costs = view.surprise.filter((cost) => cost !== null);
   const mean = costs.reduce((sum, cost) => sum + cost, 0) / costs.length;
   const all = costs.length ? ` The text costs ${mean.toFixed(2)} nats a token.` : "";
-  if (nats === null) return `${name} is the first token read: nothing to compare.${all}`;
+  if (nats === null) return `${name} is the first token that is read.${all}`;
   const chance = percent(Math.exp(-nats));
   return `${name} was expected with ${chance}: ${nats.toFixed(2)} nats.${all}`;
 }
