@@ -25,7 +25,7 @@ return [...document.querySelectorAll("#candidates tbody tr")].map((row) => ({
 
 @pytest.fixture(scope="module")
 def lm():
-    """A model of two blocks of two heads that has learned its alphabet, no more."""
+    """An untrained model of two blocks of two heads."""
     tokenizer = tg.CharTokenizer.from_text(PROMPT + "abcdefghijklmnopqrstuvwxyz.,")
     config = tg.GPTConfig(tokenizer.vocab_size, 32, 2, 2, hidden_dim=16)
     model = tg.build_gpt(config, seed=1)
