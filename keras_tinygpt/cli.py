@@ -1,7 +1,8 @@
-"""The command line: tinygpt train, evaluate, generate, export, inspect, study.
+"""The command line: tinygpt train, evaluate, generate, explore, export and so on.
 
 Flags come from the config dataclasses. Bad input ends with one line on standard error
-and exit code 2, Ctrl-C with exit code 130; in both cases nothing is half-written.
+and exit code 2, Ctrl-C with exit code 130 (0 where it is the way to end); in both cases
+nothing is half-written.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import tyro
 
 from keras_tinygpt import commands
 from keras_tinygpt.bundle import PRETRAINED
+from keras_tinygpt.explorer.command import explore_command
 from keras_tinygpt.generation.sampling import SamplingConfig
 from keras_tinygpt.studies.command import study_command
 from keras_tinygpt.studies.recipes import recipe
@@ -171,6 +173,26 @@ class InspectOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExploreOptions:
+    """Show a saved model at work on a page in the browser, served on this machine.
+
+    Args:
+        bundle: folder made by tinygpt train, SavedModel made by tinygpt export, or
+            transformers folder; default is the model in the package.
+        prompt: text the page begins with; default is a short one.
+        port: where the page is served, on 127.0.0.1 alone; 0 takes a free port.
+        export: an .html file to write instead, which shows the prompt without a server.
+        force: whether that file may be replaced.
+    """
+
+    bundle: tyro.conf.Positional[Path] = Path(PRETRAINED)
+    prompt: str | None = None
+    port: int = 8321
+    export: Path | None = None
+    force: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class StudyOptions:
     """Compare models under stated budgets: a table, a figure, the results as JSON.
 
@@ -307,6 +329,15 @@ def _inspect(argv: list[str]) -> None:
     )
 
 
+def _explore(argv: list[str]) -> None:
+    without = ("allowed_tokens", "repetition_penalty", "min_p")  # not on the page
+    sampling = flags_of(SamplingConfig(), *without)
+    parts = _parse("explore", {"options": ExploreOptions, "sampling": sampling}, argv)
+    explore_command(
+        parts["options"], SamplingConfig(**dataclasses.asdict(parts["sampling"]))
+    )
+
+
 def _study(argv: list[str]) -> None:
     options = _parse("study", {"options": StudyOptions}, argv)["options"]
     study_command(options, argv)
@@ -318,6 +349,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "generate": _generate,
     "export": _export,
     "inspect": _inspect,
+    "explore": _explore,
     "study": _study,
 }
 
@@ -361,6 +393,7 @@ def _usage() -> str:
         ("generate", GenerateOptions),
         ("export", ExportOptions),
         ("inspect", InspectOptions),
+        ("explore", ExploreOptions),
         ("study", StudyOptions),
     ):
         lines.append(f"  {name:<10}{options.__doc__.splitlines()[0]}")

@@ -248,6 +248,87 @@ def test_effects_equal_an_edited_model(replacement, monkeypatch):
         )
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm_position": "post", "tie_embeddings": True},
+        {"positions": "rotary", "normalization": "rms", "num_kv_heads": 1},
+    ],
+)
+def test_a_traced_text_is_what_the_model_computes(changes):
+    model = small_gpt(**changes)
+    ids = token_ids(5, vocab_size=V)
+    tracer = inspection.Tracer(model)
+    trace = tracer.trace(ids)
+    plain = inspection_model(model).predict_on_batch(ids[None])
+    np.testing.assert_allclose(trace.logits, plain["logits"][0], atol=1e-5)
+    for block in range(2):
+        np.testing.assert_allclose(
+            trace.weights[block], plain["weights"][block][0], atol=1e-6
+        )
+    for depth in range(3):
+        np.testing.assert_allclose(
+            trace.hidden[2 * depth], plain["hidden"][depth][0], atol=1e-5
+        )
+    middle = run_block(
+        model.get_layer("block_0"), plain["hidden"][0], feed_forward=False
+    )
+    np.testing.assert_allclose(trace.hidden[1], to_numpy(middle)[0], atol=1e-5)
+    guesses = tracer.guesses(ids, trace, 3)
+    assert guesses.shape == (5, V)
+    np.testing.assert_allclose(guesses[-1], trace.logits[3], atol=1e-5)
+
+
+@pytest.mark.backend
+def test_heads_switched_off_are_as_if_their_rows_of_the_kernel_were_zero():
+    model = small_gpt(num_heads=2, num_kv_heads=1, kv_shift=True)
+    ids = token_ids(6, vocab_size=V)
+    off = [(0, 1), (1, 0)]
+    tracer = inspection.Tracer(model)
+    trace, whole = tracer.trace(ids, without=off), tracer.trace(ids)
+    np.testing.assert_array_equal(trace.weights[0], whole.weights[0])
+    assert np.abs(trace.logits - whole.logits).max() > 0.1
+    for block, head in off:
+        kernel = model.get_layer(f"block_{block}")._attention._output.kernel
+        rows = to_numpy(kernel)
+        rows[6 * head : 6 * head + 6] = 0.0
+        kernel.assign(rows)
+    np.testing.assert_allclose(trace.logits, to_numpy(model(ids[None]))[0], atol=1e-5)
+
+
+def test_traces_of_other_models():
+    tokens = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(V, 12, mask_zero=True)(tokens)
+    x = tg.layers.CausalMultiHeadAttention(num_heads=3)(x)
+    x = tg.layers.TransformerBlock(num_heads=3)(x)
+    model = keras.Model(tokens, keras.layers.Dense(V)(x))
+    ids = np.array([3, 0, 1, 4])  # 0 is padding
+    trace = inspection.Tracer(model).trace(ids)
+    assert trace.hidden.shape == (4, 4, 12)
+    np.testing.assert_allclose(trace.logits, to_numpy(model(ids[None]))[0], atol=1e-5)
+    np.testing.assert_array_equal(trace.weights[..., 1], 0.0)
+    with pytest.raises(ValueError, match="TransformerBlock"):
+        inspection.Tracer(tg.build_lstm(tg.LSTMConfig(V, 5)))
+    tracer = inspection.Tracer(small_gpt())
+    for pair, rule in (((2, 0), "block must be between 0 and 1"),
+                       ((0, 3), "head must be between 0 and 2")):  # fmt: skip
+        with pytest.raises(ValueError, match=rule):
+            tracer.trace([1, 2], without=[pair])
+    with pytest.raises(ValueError, match="position must be between 0 and 1"):
+        tracer.guesses([1, 2], tracer.trace([1, 2]), 2)
+
+
+def test_switching_off_in_an_int8_model_is_near_that_of_the_float_model():
+    model, ids = small_gpt(), token_ids(6, vocab_size=V)
+    exact = inspection.Tracer(model).trace(ids, without=[(0, 1)])
+    whole = inspection.Tracer(model).trace(ids)
+    model.quantize("int8")
+    rounded = inspection.Tracer(model).trace(ids, without=[(0, 1)])
+    effect = np.abs(exact.logits - whole.logits).max()
+    assert np.abs(rounded.logits - exact.logits).max() < 0.5 * effect
+
+
 def test_causes():
     model = small_gpt()
     ids = token_ids(6, vocab_size=V)
@@ -277,6 +358,10 @@ def test_low_precision():
     assert maps.weights.dtype == "float32"
     assert maps.forbidden_weight == 0.0 and maps.row_sum_error < 1e-6
     assert inspection.causes(model, ids[:T]).effects.max() > 0
+    tracer = inspection.Tracer(model)
+    trace = tracer.trace(ids[:T], without=[(0, 1)])
+    guesses = tracer.guesses(ids[:T], trace, T - 1)[-1]
+    np.testing.assert_allclose(guesses, trace.logits[-1], rtol=0.05, atol=0.05)
     assert inspection.position_probe(model, ids).r_squared.shape == (2,)
     assert np.isfinite(inspection.token_similarity(model, ids)["as trained"]).all()
     assert inspection.leak_test(model, length=T) is None

@@ -21,6 +21,7 @@ from keras_tinygpt.inspection.probes import (
     token_similarity,
     without_positions,
 )
+from keras_tinygpt.inspection.trace import Trace, Tracer
 
 __all__ = [
     "AttentionMaps",
@@ -29,6 +30,8 @@ __all__ = [
     "HeadMetrics",
     "Leak",
     "PositionProbe",
+    "Trace",
+    "Tracer",
     "attention_maps",
     "causes",
     "character_surprise",

@@ -23,6 +23,8 @@ from keras_tinygpt.inspection.parts import (
     block_output,
     evaluator,
     find_blocks,
+    head_values,
+    project_heads,
     readable_keys,
     run_block,
     text_ids,
@@ -85,19 +87,14 @@ def _change(attention, hidden, weights, heads, keys, replacement: str):
         keys: one-hot (B, T), the key of each row.
         replacement: "zero" or "mean".
     """
-    _, key, value = attention._project(hidden, 0)
-    values = attention.shift(key, value)[1]  # (B, N_kv, T, H)
-    values, heads, keys, kernel = (
-        ops.cast(x, "float32") for x in (values, heads, keys, attention._output.kernel)
-    )
-    values = ops.repeat(values, attention.num_heads // values.shape[1], axis=1)
+    values = head_values(attention, hidden)  # (B, N, T, H)
+    heads, keys = ops.cast(heads, "float32"), ops.cast(keys, "float32")
     lost = ops.einsum("bnth,bt->bnh", values, keys)
     if replacement == "mean":
         lost = lost - ops.mean(values, axis=2)
     weight = ops.einsum("bnts,bs->bnt", weights, keys)
     changes = -ops.einsum("bnt,bnh,bn->btnh", weight, lost, heads)
-    changes = ops.reshape(changes, (-1, ops.shape(hidden)[1], kernel.shape[0]))
-    return ops.cast(ops.matmul(changes, kernel), attention.compute_dtype)
+    return project_heads(attention, changes)
 
 
 def causes(

@@ -142,15 +142,16 @@ class MapSums:
         distances = np.sum(maps * np.abs(offsets), axis=-1)  # (L, N, T)
         share = entropies / np.log(np.maximum(counts, 2))[:, None]
         usable = self.readable & counted[..., None]
-        profile = [_mean_weight(maps, usable & (offsets == k)) for k in places]
+        profile = _diagonals(maps * usable[:, None])
+        profile /= np.maximum(_diagonals(usable), 1)[:, None]
         return HeadMetrics(
             distance=_mean_of_rows(distances, counted),
             entropy=_mean_of_rows(entropies, counted),
             entropy_share=_mean_of_rows(share, counted),
-            own=profile[0],
-            previous=profile[1],
+            own=profile[..., 0],
+            previous=profile[..., 1],
             first=_mean_weight(maps, usable & (places == 0)),
-            profile=np.stack(profile, axis=-1),
+            profile=profile,
             windows=self.windows,
             mean_map=maps,
         )
@@ -160,6 +161,13 @@ def _mean_of_rows(values: np.ndarray, counted: np.ndarray) -> np.ndarray:
     """Mean (L, N) of values (L, N, T) over the rows counted (L, T)."""
     values = np.where(counted[:, None], values, 0.0).sum(axis=-1)
     return values / np.maximum(counted.sum(axis=-1), 1)[:, None]
+
+
+def _diagonals(maps: np.ndarray) -> np.ndarray:
+    """Sums (..., T) of the diagonals of maps (..., T, T): k tokens back for each k."""
+    lengths = range(maps.shape[-1])
+    sums = [np.trace(maps, offset=-k, axis1=-2, axis2=-1) for k in lengths]
+    return np.stack(sums, axis=-1).astype("float64")
 
 
 def _mean_weight(maps: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -55,6 +55,18 @@ def block_output(block: keras.Layer):
     return tensors[0] if isinstance(tensors, (list, tuple)) else tensors
 
 
+def find_stack(model: keras.Model) -> list[keras.Layer]:
+    """`find_blocks`, and ValueError unless each block reads the one before."""
+    blocks = find_blocks(model)
+    for lower, upper in zip(blocks, blocks[1:], strict=False):
+        if block_input(upper) is not block_output(lower):
+            raise ValueError(
+                f"blocks must follow one another, got {upper.name} not reading "
+                f"{lower.name}"
+            )
+    return blocks
+
+
 def attention_of(block: keras.Layer) -> CausalMultiHeadAttention:
     """The attention layer of a block; a bare one is its own."""
     return block._attention if isinstance(block, TransformerBlock) else block
@@ -110,6 +122,39 @@ def attend_in(block: keras.Layer, inputs, mask=None):
     return hidden, update, weights
 
 
+def after_attention(
+    block: keras.Layer,
+    inputs,
+    *,
+    mask=None,
+    residuals: bool = True,
+    edit: Callable | None = None,
+):
+    """The first half of `run_block`.
+
+    Returns:
+        The stream after attention (B, T, D) and the attention weights (B, N, T, T).
+    """
+    hidden, update, weights = attend_in(block, inputs, mask)
+    if edit is not None:
+        update = update + edit(attention_of(block), hidden, weights)
+    if not isinstance(block, TransformerBlock):
+        return update, weights
+    hidden = inputs + update if residuals else update
+    if block.norm_position == "post":
+        hidden = block._attention_norm(hidden)
+    return hidden, weights
+
+
+def after_feed_forward(block: TransformerBlock, hidden, *, residuals: bool = True):
+    """The second half of `run_block`: what follows the stream after attention."""
+    pre_norm = block.norm_position == "pre"
+    update = block._feed_forward_norm(hidden) if pre_norm else hidden
+    update = block._feed_forward(update)
+    hidden = hidden + update if residuals else update
+    return hidden if pre_norm else block._feed_forward_norm(hidden)
+
+
 def run_block(
     block: keras.Layer,
     inputs,
@@ -134,18 +179,27 @@ def run_block(
     Returns:
         Tensor (B, T, D).
     """
-    hidden, update, weights = attend_in(block, inputs, mask)
-    if edit is not None:
-        update = update + edit(attention_of(block), hidden, weights)
-    if not isinstance(block, TransformerBlock):
-        return update
-    pre_norm = block.norm_position == "pre"
-    hidden = inputs + update if residuals else update
-    if not pre_norm:
-        hidden = block._attention_norm(hidden)
-    if not feed_forward:
+    hidden, _ = after_attention(
+        block, inputs, mask=mask, residuals=residuals, edit=edit
+    )
+    if not isinstance(block, TransformerBlock) or not feed_forward:
         return hidden
-    update = block._feed_forward_norm(hidden) if pre_norm else hidden
-    update = block._feed_forward(update)
-    hidden = hidden + update if residuals else update
-    return hidden if pre_norm else block._feed_forward_norm(hidden)
+    return after_feed_forward(block, hidden, residuals=residuals)
+
+
+def head_values(attention: CausalMultiHeadAttention, hidden):
+    """The value vectors float32 (B, N, T, H) that the heads read, one a query head."""
+    _, key, value = attention._project(hidden, 0)
+    values = ops.cast(attention.shift(key, value)[1], "float32")  # (B, N_kv, T, H)
+    return ops.repeat(values, attention.num_heads // values.shape[1], axis=1)
+
+
+def project_heads(attention: CausalMultiHeadAttention, heads):
+    """What vectors of the heads (B, T, N, H) add to the output of attention (B, T, D).
+
+    The layer is called, and its bias taken off, because the kernel of a quantized one
+    is not to be multiplied with.
+    """
+    shape = (-1, ops.shape(heads)[1], heads.shape[2] * heads.shape[3])
+    heads = ops.cast(ops.reshape(heads, shape), attention.compute_dtype)
+    return attention._output(heads) - attention._output(ops.zeros_like(heads))

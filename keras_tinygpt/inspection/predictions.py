@@ -47,18 +47,34 @@ def next_tokens(
         sampling: temperature and filters; None means the defaults of `generate`.
         count: number of candidates; more than V means all.
     """
-    sampling = sampling or SamplingConfig()
-    check_int("count", count)
-    vocab_size = model.output_shape[-1]
-    ids = check_ids(ids, vocab_size, least=1)
+    ids = check_ids(ids, model.output_shape[-1], least=1)
     window = ids[-model_window(model) :].astype("int32")
     logits = model(ops.convert_to_tensor(window[None]), training=False)
-    logits = ops.convert_to_numpy(logits)[:, -1]  # (1, V)
+    return candidates(ops.convert_to_numpy(logits)[0, -1], ids, sampling, count)
+
+
+def candidates(
+    logits: np.ndarray,
+    ids: np.ndarray,
+    sampling: SamplingConfig | None = None,
+    count: int = 10,
+) -> list[Candidate]:
+    """As `next_tokens`, from logits (V,) that are known already.
+
+    Args:
+        logits: float array (V,), of the place after `ids`.
+        ids: int array (n,), the text so far.
+        sampling: temperature and filters; None means the defaults of `generate`.
+        count: number of candidates; more than V means all.
+    """
+    sampling = sampling or SamplingConfig()
+    check_int("count", count)
+    vocab_size = len(logits)
     if callable(sampling.allowed_tokens):
         raise ValueError("allowed_tokens must be a list of ids here, got a function")
     seen = np.isin(np.arange(vocab_size), ids)[None]
     filtered, keep = filter_logits(
-        ops.convert_to_tensor(logits),
+        ops.convert_to_tensor(logits[None]),
         ops.convert_to_tensor(seen),
         sampling.tensors(vocab_size),
     )
@@ -67,15 +83,16 @@ def next_tokens(
     if sampling.temperature == 0:
         chances = np.eye(vocab_size)[np.argmax(kept)]
     else:
-        chances = _softmax(kept)
-    probabilities = _softmax(np.asarray(logits[0]).astype("float64"))
+        chances = softmax(kept)
+    probabilities = softmax(np.asarray(logits).astype("float64"))
     best = np.argsort(-probabilities, kind="stable")[:count]
     return [Candidate(int(i), float(probabilities[i]), float(chances[i])) for i in best]
 
 
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    masses = np.exp(logits - logits.max())
-    return masses / masses.sum()
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities along the last axis."""
+    masses = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return masses / masses.sum(axis=-1, keepdims=True)
 
 
 def surprise(model: keras.Model, ids: Any) -> np.ndarray:

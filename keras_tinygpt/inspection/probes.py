@@ -15,9 +15,8 @@ from keras_tinygpt.checks import check_float, check_ids, check_int
 from keras_tinygpt.inspection.maps import inspection_model
 from keras_tinygpt.inspection.parts import (
     block_input,
-    block_output,
     evaluator,
-    find_blocks,
+    find_stack,
     run_block,
 )
 from keras_tinygpt.models.gpt import GPT
@@ -148,13 +147,7 @@ def token_similarity(
 
     Reference: Dong et al., 2021, "Attention is not all you need".
     """
-    blocks = find_blocks(model)
-    for lower, upper in zip(blocks, blocks[1:], strict=False):
-        if block_input(upper) is not block_output(lower):
-            raise ValueError(
-                f"blocks must follow one another, got {upper.name} not reading "
-                f"{lower.name}"
-            )
+    blocks = find_stack(model)
     texts = _windows(model, ids, sequence_length, windows, least=1)
     first = evaluator(model.inputs, block_input(blocks[0])).predict_on_batch(texts)
     similarities = {}
