@@ -1,9 +1,13 @@
 """Fixtures of all tests."""
 
 import gc
+import os
 
-import keras
-import pytest
+# XLA compiles much and runs little here: plain machine code saves minutes.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+import keras  # noqa: E402
+import pytest  # noqa: E402
 
 pytest.register_assert_rewrite("helpers")
 
