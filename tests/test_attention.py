@@ -14,6 +14,7 @@ from keras_tinygpt.layers import (
     CrossAttention,
     SinusoidalPositions,
     attend,
+    attention,
     causal_mask,
 )
 
@@ -218,6 +219,38 @@ def test_equals_the_keras_layer(fused, bias, causal):
         layer(x, return_attention_scores=True), expected, strict=True
     ):
         np.testing.assert_allclose(to_numpy(ours), to_numpy(theirs), atol=1e-5)
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "tensorflow", reason="XLA fuses by itself there"
+)
+@every_variant
+def test_the_fused_kernel_gives_the_same(variant, monkeypatch):
+    """As on a GPU; where more than the causal rule holds it is not asked."""
+    layer, x = make_layer(variant), normal(B, T, D)
+    expected = to_numpy(layer(x))
+    used = []
+
+    def fused(*arguments):
+        used.append(variant)
+        return plain_fused(*arguments)
+
+    plain_fused = attention._attend_fused
+    monkeypatch.setattr(attention, "_attend_fused", fused)
+    monkeypatch.setattr(attention, "has_fused_attention", lambda query: True)
+    np.testing.assert_allclose(to_numpy(layer(x)), expected, atol=1e-5)
+    assert bool(used) == (variant not in ("window", "alibi", "all"))
+    del used[:]
+    layer(x, return_attention_scores=True)
+    layer(x, attention_mask=np.ones((B, T, T), bool))
+    layer(x, mask=np.ones((B, T), bool))
+    make_layer(attention_dropout=0.5)(x, training=True)
+    make_layer(causal=False)(x)
+    assert not used
+
+
+def test_no_fused_kernel_on_a_cpu():
+    assert not attention.has_fused_attention(ops.zeros((1, 1, 1, 1)))
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 3])

@@ -93,6 +93,26 @@ def attend(query, key, value, mask=None, bias=None, dropout=None, training=None)
     return ops.reshape(outputs, (-1, num_heads, length, head_dim)), weights
 
 
+def has_fused_attention(query) -> bool:
+    """Whether the backend may have one kernel for causal attention on this device.
+
+    JAX and PyTorch on a GPU: flash attention. On a CPU such kernels gain nothing, and
+    TensorFlow's XLA fuses what it can by itself.
+    """
+    if keras.backend.backend() == "torch":
+        return query.device.type == "cuda"
+    return keras.backend.backend() == "jax" and not all(
+        name.startswith("cpu") for name in keras.distribution.list_devices()
+    )
+
+
+def _attend_fused(query, key, value):
+    """Causal attention by the backend's kernel: tensors (B, N, T, H), no weights."""
+    query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
+    outputs = ops.dot_product_attention(query, key, value, is_causal=True)
+    return ops.transpose(outputs, (0, 2, 1, 3))
+
+
 def _merge_rows(inputs):
     """(B, N, S, H) -> (B * N, S, H); a merged tensor stays as it is."""
     if len(inputs.shape) == 3:
@@ -318,18 +338,15 @@ class CausalMultiHeadAttention(keras.layers.Layer):
                 )
             key = _write_rows(cache[0], start, key)
             value = _write_rows(cache[1], start, value)
-        query_positions = ops.arange(ops.shape(inputs)[1], dtype="int32") + start
-        key_positions = ops.arange(ops.shape(key)[-2], dtype="int32")
-        allowed = self._allowed_keys(
-            query_positions, key_positions, attention_mask, padding
-        )
-        bias = None
-        if self.positions == "alibi":
-            bias = alibi_bias(query_positions, key_positions, self.num_heads)
-        keys, values = self.shift(key, value, attention_mask, padding)
-        outputs, weights = attend(
-            query, keys, values, allowed, bias, self._dropout, training
-        )
+        masked = attention_mask is not None or padding is not None
+        plain = cache is None and not return_attention_scores and not masked
+        if plain and self._is_plain(training) and has_fused_attention(query):
+            keys, values = self.shift(key, value)
+            outputs = _attend_fused(query, keys, values)
+        else:
+            outputs, weights = self._attend(
+                query, key, value, start, attention_mask, padding, training
+            )
         outputs = _merge_heads(outputs, self.num_heads, self._head_dim)
         outputs = self._output(outputs)  # (B, T, D)
         results = [outputs]
@@ -338,6 +355,28 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         if cache is not None:
             results.append((key, value))
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _is_plain(self, training) -> bool:
+        """Whether the causal rule is all there is to the weights."""
+        return (
+            self.causal
+            and self.positions != "alibi"
+            and self.attention_window is None
+            and not (self.attention_dropout and training)
+        )
+
+    def _attend(self, query, key, value, start, attention_mask, padding, training):
+        """Outputs (B, N, T, H) and weights of the explicit path."""
+        query_positions = ops.arange(ops.shape(query)[2], dtype="int32") + start
+        key_positions = ops.arange(ops.shape(key)[-2], dtype="int32")
+        allowed = self._allowed_keys(
+            query_positions, key_positions, attention_mask, padding
+        )
+        bias = None
+        if self.positions == "alibi":
+            bias = alibi_bias(query_positions, key_positions, self.num_heads)
+        keys, values = self.shift(key, value, attention_mask, padding)
+        return attend(query, keys, values, allowed, bias, self._dropout, training)
 
     def _project(self, inputs, start):
         """Projected, normalised, rotated heads: three tensors (B, N or N_kv, T, H)."""
