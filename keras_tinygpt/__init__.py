@@ -7,9 +7,13 @@ from keras_tinygpt.evaluation import Scores, evaluate
 from keras_tinygpt.export.saved_model import export_saved_model
 from keras_tinygpt.generation import beam_search, generate, stream
 from keras_tinygpt.models import (
+    EncoderConfig,
+    EncoderDecoderConfig,
     GPTConfig,
     LSTMConfig,
     NGram,
+    build_encoder,
+    build_encoder_decoder,
     build_gpt,
     build_lstm,
     fingerprint,
@@ -39,6 +43,8 @@ __all__ = [
     "ByteTokenizer",
     "CharTokenizer",
     "Corpus",
+    "EncoderConfig",
+    "EncoderDecoderConfig",
     "GPTConfig",
     "LSTMConfig",
     "LanguageModel",
@@ -49,6 +55,8 @@ __all__ = [
     "TrainResult",
     "WindowDataset",
     "beam_search",
+    "build_encoder",
+    "build_encoder_decoder",
     "build_gpt",
     "build_lstm",
     "encode_corpus",
