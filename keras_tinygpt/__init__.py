@@ -5,7 +5,7 @@ from keras_tinygpt.bundle import LanguageModel, from_pretrained, load, save
 from keras_tinygpt.callbacks import SampleText
 from keras_tinygpt.evaluation import Scores, evaluate
 from keras_tinygpt.export.saved_model import export_saved_model
-from keras_tinygpt.generation import beam_search, generate, stream
+from keras_tinygpt.generation import beam_search, fill_masks, generate, stream
 from keras_tinygpt.models import (
     EncoderConfig,
     EncoderDecoderConfig,
@@ -23,6 +23,7 @@ from keras_tinygpt.text import (
     ByteTokenizer,
     CharTokenizer,
     Corpus,
+    MaskedWindowDataset,
     WindowDataset,
     encode_corpus,
     load_corpus,
@@ -48,6 +49,7 @@ __all__ = [
     "GPTConfig",
     "LSTMConfig",
     "LanguageModel",
+    "MaskedWindowDataset",
     "NGram",
     "SampleText",
     "Scores",
@@ -62,6 +64,7 @@ __all__ = [
     "encode_corpus",
     "evaluate",
     "export_saved_model",
+    "fill_masks",
     "fingerprint",
     "from_pretrained",
     "generate",

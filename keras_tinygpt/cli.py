@@ -178,9 +178,11 @@ class StudyOptions:
 
     Args:
         name: book (positions and recurrence), mini (tiny Shakespeare), context (loss
-            by position and past the window; cost by length) or reversal (what the heads
-            learn on a task with a known algorithm).
-        corpus: text of the book, context and mini study; default is the study's own.
+            by position and past the window; cost by length), reversal (what the heads
+            learn on a task with a known algorithm), dates (an encoder-decoder and a GPT
+            translate) or filling (an encoder and a GPT tell hidden characters).
+        corpus: text of the book, context, mini and filling study; default is the
+            study's own.
         seeds: runs per model, with seeds 0, 1, and so on.
         only: name of a model to train now; may be given more than once.
         steps: updates of every run instead of the study's, for a quick trial.
@@ -189,7 +191,9 @@ class StudyOptions:
         out: where NAME.json and the figures go; default is that folder.
     """
 
-    name: tyro.conf.Positional[Literal["book", "mini", "context", "reversal"]]
+    name: tyro.conf.Positional[
+        Literal["book", "mini", "context", "reversal", "dates", "filling"]
+    ]
     corpus: str | None = None
     seeds: int = 3
     only: tyro.conf.UseAppendAction[tuple[str, ...]] = ()

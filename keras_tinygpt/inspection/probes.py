@@ -16,6 +16,7 @@ from keras_tinygpt.inspection.maps import inspection_model
 from keras_tinygpt.inspection.parts import (
     block_input,
     block_output,
+    check_unpadded,
     evaluator,
     find_blocks,
     run_block,
@@ -156,6 +157,7 @@ def token_similarity(
                 f"{lower.name}"
             )
     texts = _windows(model, ids, sequence_length, windows, least=1)
+    check_unpadded(model, texts)
     first = evaluator(model.inputs, block_input(blocks[0])).predict_on_batch(texts)
     similarities = {}
     for name, parts in VARIANTS.items():
