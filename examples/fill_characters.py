@@ -22,7 +22,7 @@ train_ids, valid_ids = tg.split_ids(tg.encode_corpus(corpus, tokenizer))
 
 config = tg.EncoderConfig.preset("tiny", vocab_size=tokenizer.vocab_size)
 model = tg.build_encoder(config, seed=0)
-recipe = tg.TrainConfig(steps=steps, batch_size=64, learning_rate=2e-3)
+recipe = tg.TrainConfig(steps=steps, batch_size=32, learning_rate=3e-3)
 train_on_windows(model, train_ids, recipe)
 
 print(f"{share_told(model, valid_ids):.1%} of the hidden characters are told")

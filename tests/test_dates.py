@@ -136,9 +136,9 @@ def test_beams_held_to_dates():
     assert is_date(tokenizer.decode(best[1:])) and nats < 0
 
 
+@pytest.mark.slow
 def test_the_study_ends_with_a_table_and_a_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(translation, "TESTED", 5)
-    monkeypatch.setattr(translation.measure, "__defaults__", (5,))
     options = types.SimpleNamespace(seeds=1, steps=2)
     results = translation.dates_results(options, tmp_path)
     assert [row[0] for row in results["rows"]] == [

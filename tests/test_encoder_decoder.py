@@ -18,7 +18,7 @@ SMALL = {
     "vocab_size": V,
     "max_sequence_length": T,
     "max_source_length": S,
-    "num_layers": 2,
+    "num_layers": 1,
     "num_heads": 3,
     "hidden_dim": D,
 }
@@ -95,12 +95,10 @@ def test_the_decoder_reads_no_later_token(change):
     assert model.output_shape == (None, None, V)
     source, _ = pair(pad=model.config.pad_token_id)
 
-    def decode(target, training=False):
+    def decode(target, training):
         return model([ops.convert_to_tensor(source), target], training=training)
 
-    for training in (False, True):
-        leak = tg.inspection.leak_test(decode, V, T, training=training)
-        assert leak is None
+    assert tg.inspection.leak_test(decode, V, T) is None
 
 
 @every_change
@@ -131,14 +129,14 @@ def test_padding_of_the_source_changes_nothing(change):
     assert np.isfinite(to_numpy(model([np.full((2, S), pad), target]))).all()
 
 
-@pytest.mark.parametrize("norm_position", ["pre", "post"])
-@pytest.mark.parametrize("activation", ["gelu", "relu"])
+@pytest.mark.parametrize(
+    ("norm_position", "activation"), [("pre", "gelu"), ("post", "relu")]
+)
 def test_equal_to_pytorch(norm_position, activation):
     """The same layers, PyTorch's, between the embeddings and the final norms."""
     torch = pytest.importorskip("torch", reason="needs the extra [torch]")
-    model = randomize(
-        small(qkv_bias=True, norm_position=norm_position, activation=activation)
-    )
+    options = {"norm_position": norm_position, "activation": activation}
+    model = randomize(small(qkv_bias=True, num_layers=2, **options))
     source, target = pair()
     source[0, 4:] = PAD
     padding = torch.tensor(source == PAD)
@@ -170,7 +168,7 @@ def test_equal_to_pytorch(norm_position, activation):
 def test_a_tied_head_is_the_table_of_the_target(share):
     model = small("original", share_embeddings=share)
     inputs = pair()
-    hidden = to_numpy(layer_output(model, "decoder_block_1")(inputs))
+    hidden = to_numpy(layer_output(model, "decoder_block_0")(inputs))
     name = "token_embedding" if share else "decoder_token_embedding"
     table = to_numpy(model.get_layer(name).embeddings)
     np.testing.assert_allclose(to_numpy(model(inputs)), hidden @ table.T, atol=1e-5)
@@ -202,7 +200,7 @@ def test_each_dropout_draws_its_own_numbers():
     assert len(masks) == len(dropouts)
 
 
-@every_change
+@pytest.mark.parametrize("change", ["original", "separate"])
 def test_a_keras_file_gives_the_model_back(change, tmp_path):
     model = small(change, dropout=0.1, seed=3)
     copy = check_saved_model(model, pair(), tmp_path)

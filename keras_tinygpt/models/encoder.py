@@ -40,9 +40,8 @@ class EncoderConfig(TransformerConfig):
         "tiny": {
             "max_sequence_length": 64,
             "num_layers": 3,
-            "hidden_dim": 96,
+            "hidden_dim": 64,
             "positions": "rotary",
-            "dropout": 0.1,
         },
     }
 

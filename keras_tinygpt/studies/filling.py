@@ -44,7 +44,7 @@ from keras_tinygpt.training import TrainConfig, compile_model
 MASK = "\u2588"
 MASK_RATE = 0.15
 SHOWN = f"The b{MASK}ll ra{MASK}g tw{MASK}ce."
-TRAINING = TrainConfig(steps=2000, batch_size=64, learning_rate=2e-3)
+TRAINING = TrainConfig(steps=1500, batch_size=32, learning_rate=3e-3)
 
 
 def mask_tokenizer(corpus: Corpus) -> CharTokenizer:

@@ -140,7 +140,7 @@ def dates_results(options: Any, folder: Path) -> dict[str, Any]:
 
 
 def _row(name: str, model: keras.Model, budget: str, seconds: str) -> list[str]:
-    shares = [f"{share:.1%}" for share in measure(model).values()]
+    shares = [f"{share:.1%}" for share in measure(model, TESTED).values()]
     row = [name, f"{model.count_params():,}", budget, seconds, *shares]
     print(*row, sep="  ")
     return row
