@@ -130,7 +130,7 @@ def dates_results(options: Any, folder: Path) -> dict[str, Any]:
     return {
         "kind": "table",
         "study": "dates",
-        "setting": f"{TESTED} dates never trained on; one seed after the other",
+        "setting": f"{TESTED} dates never trained on",
         "columns": [*columns, "dates, held to dates"],
         "rows": rows,
         "cores": CORES,
