@@ -56,6 +56,7 @@ def test_an_encoder_never_sees_what_it_is_asked_for():
     assert share_told(model, ids) == 0.0
 
 
+@pytest.mark.slow
 def test_the_study_ends_with_a_table_and_a_picture(text_file, tmp_path, monkeypatch):
     monkeypatch.setitem(tg.EncoderConfig.PRESETS, "tiny", SHAPE)
     monkeypatch.setattr(filling, "SHOWN", f"The b{MASK}ll")
