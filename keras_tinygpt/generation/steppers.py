@@ -201,12 +201,10 @@ class DecoderStepper(GPTStepper):
     each text.
 
     Attributes:
-        source_length: S, to which sources are filled up.
         encoder: functional model source (B, S) -> that part of the state.
     """
 
     def __init__(self, model: EncoderDecoder):
-        self.source_length = model.config.max_source_length
         super().__init__(model)
         self.encoder = self._build_encoder(model)
 
