@@ -209,9 +209,14 @@ def flags_of(config: Any, *without: str) -> type:
         for field in dataclasses.fields(config)
         if field.name not in without
     ]
-    name = type(config).__name__
+    kind, *ancestors, _ = type(config).__mro__
     return dataclasses.make_dataclass(
-        name, fields, namespace={"__doc__": type(config).__doc__}, frozen=True
+        kind.__name__,
+        fields,
+        # Their docstrings explain the fields that are inherited.
+        bases=tuple(type(x.__name__, (), {"__doc__": x.__doc__}) for x in ancestors),
+        namespace={"__doc__": kind.__doc__},
+        frozen=True,
     )
 
 
