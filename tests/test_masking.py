@@ -99,14 +99,14 @@ def test_a_model_learns_to_fill_what_both_sides_tell():
     """In 0 1 2 .. 9 0 1 .. any neighbour gives a hidden token away."""
     model = small(positions="rotary")
     model.compile(
-        keras.optimizers.Adam(0.02),
+        keras.optimizers.Adam(0.01),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     ids = np.arange(999) % MASK
-    starts = tg.window_schedule(len(ids), T, steps=150, batch_size=32)
+    starts = tg.window_schedule(len(ids), T, steps=250, batch_size=32)
     model.fit(tg.MaskedWindowDataset(ids, starts, T, V, MASK), shuffle=False, verbose=0)
     text = np.array([3, 4, 5, 6, 7, 8, 9])
-    for hidden in (0, 3, 6):
+    for hidden in (1, 3, 6):
         asked = text.copy()
         asked[hidden] = MASK
         filled = tg.fill_masks(model, asked, MASK)
