@@ -5,11 +5,15 @@ from keras_tinygpt.bundle import LanguageModel, from_pretrained, load, save
 from keras_tinygpt.callbacks import SampleText
 from keras_tinygpt.evaluation import Scores, evaluate
 from keras_tinygpt.export.saved_model import export_saved_model
-from keras_tinygpt.generation import beam_search, generate, stream
+from keras_tinygpt.generation import beam_search, fill_masks, generate, stream
 from keras_tinygpt.models import (
+    EncoderConfig,
+    EncoderDecoderConfig,
     GPTConfig,
     LSTMConfig,
     NGram,
+    build_encoder,
+    build_encoder_decoder,
     build_gpt,
     build_lstm,
     fingerprint,
@@ -19,6 +23,7 @@ from keras_tinygpt.text import (
     ByteTokenizer,
     CharTokenizer,
     Corpus,
+    MaskedWindowDataset,
     WindowDataset,
     encode_corpus,
     load_corpus,
@@ -39,9 +44,12 @@ __all__ = [
     "ByteTokenizer",
     "CharTokenizer",
     "Corpus",
+    "EncoderConfig",
+    "EncoderDecoderConfig",
     "GPTConfig",
     "LSTMConfig",
     "LanguageModel",
+    "MaskedWindowDataset",
     "NGram",
     "SampleText",
     "Scores",
@@ -49,11 +57,14 @@ __all__ = [
     "TrainResult",
     "WindowDataset",
     "beam_search",
+    "build_encoder",
+    "build_encoder_decoder",
     "build_gpt",
     "build_lstm",
     "encode_corpus",
     "evaluate",
     "export_saved_model",
+    "fill_masks",
     "fingerprint",
     "from_pretrained",
     "generate",

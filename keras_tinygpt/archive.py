@@ -5,20 +5,20 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from keras_tinygpt.models import GPT, LSTM, Encoder, EncoderDecoder
 from keras_tinygpt.models.configured import ConfiguredModel
-from keras_tinygpt.models.gpt import GPT
-from keras_tinygpt.models.lstm import LSTM
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 MEMBERS = {"metadata.json", CONFIG, WEIGHTS}
 MAX_EXPANSION = 20  # of a compressed member; Keras stores its own uncompressed
 MODELS: dict[str, type[ConfiguredModel]] = {
-    f"keras_tinygpt>{kind.__name__}": kind for kind in (GPT, LSTM)
+    f"keras_tinygpt>{kind.__name__}": kind
+    for kind in (GPT, LSTM, Encoder, EncoderDecoder)
 }
 
 
 def check_archive(path: Path) -> None:
-    """Raises ValueError unless a .keras file holds a GPT or an LSTM and its weights.
+    """Raises ValueError unless a .keras file holds a model of ours and its weights.
 
     Nothing is unpacked by the names in the archive, no other class is looked up, and
     what is declared must not be larger than what is there.

@@ -20,6 +20,7 @@ from keras_tinygpt.archive import check_archive
 from keras_tinygpt.export.reading import is_saved_model, read_saved_model
 from keras_tinygpt.files import file_sha256, read_sealed, sealed, write_json
 from keras_tinygpt.generation import generate, stream
+from keras_tinygpt.models.configured import count_tokens
 from keras_tinygpt.pretrained.reading import is_pretrained, read_pretrained
 from keras_tinygpt.text.tokenizers import load_tokenizer
 
@@ -43,7 +44,7 @@ def save(
 
     Args:
         path: the folder; its parents are made.
-        model: from `build_gpt` or `build_lstm`.
+        model: from any `build_` function of this package.
         tokenizer: one of this package; its vocab_size is the model's.
         metrics: anything JSON can hold.
         overwrite: whether an existing bundle at `path` is replaced.
@@ -124,7 +125,7 @@ def check_pair(model: keras.Model, tokenizer: Any) -> None:
     """Raises ValueError unless the two have equally many tokens."""
     if tokenizer is None:
         raise ValueError("tokenizer must be one of this package, got None")
-    vocab_size = model.output_shape[-1]
+    vocab_size = count_tokens(model)
     if vocab_size != tokenizer.vocab_size:
         raise ValueError(
             f"tokenizer and model must agree: the tokenizer has {tokenizer.vocab_size} "
@@ -158,6 +159,7 @@ class LanguageModel:
         *,
         stop: str | Sequence[str] = (),
         unknown: str = "error",
+        source: str | Sequence[str] | None = None,
         **settings: Any,
     ) -> str | list[str]:
         """Returns the prompt with its continuation; for a list of prompts a list.
@@ -168,6 +170,8 @@ class LanguageModel:
             stop: strings; the text ends before the first of them in the continuation.
             unknown: what to do with characters the tokenizer lacks: "error", "drop",
                 or a character to put in their place.
+            source: what an encoder-decoder reads, a text or one for each prompt; the
+                prompt then begins the target. One prompt serves many sources.
             **settings: see `keras_tinygpt.generate` (temperature, top_k, top_p, min_p,
                 repetition_penalty, seed, use_cache, context, allowed_tokens).
         """
@@ -175,6 +179,10 @@ class LanguageModel:
         prompts = [
             self._encode(text, unknown) for text in ([prompt] if single else prompt)
         ]
+        if source is not None:
+            settings["source_ids"] = self._encode_source(source, unknown)
+            if single and not isinstance(source, str):
+                prompts, single = prompts * len(source), False
         stops = self._stops(stop)
         in_text = bool(stops) and not self.tokenizer.concatenates
         outputs = generate(
@@ -198,6 +206,7 @@ class LanguageModel:
         *,
         stop: str | Sequence[str] = (),
         unknown: str = "error",
+        source: str | None = None,
         **settings: Any,
     ) -> Iterator[str]:
         """Yields the continuation piece by piece, never half a character.
@@ -207,6 +216,8 @@ class LanguageModel:
         self.check_tokenizer()
         stops = self._stops(stop)
         in_text = bool(stops) and not self.tokenizer.concatenates
+        if source is not None:
+            settings["source_ids"] = self._encode_source(source, unknown)
         pieces = stream(
             self.model,
             self._encode(prompt, unknown),
@@ -232,6 +243,12 @@ class LanguageModel:
         if self.tokenizer is None:
             reason = self.metrics.get("source", {}).get("tokenizer", "none")
             raise ValueError(f"text needs a tokenizer, the model has {reason}")
+
+    def _encode_source(self, source: str | Sequence[str], unknown: str) -> Any:
+        self.check_tokenizer()
+        if isinstance(source, str):
+            return self.tokenizer.encode(source, unknown=unknown)
+        return [self.tokenizer.encode(text, unknown=unknown) for text in source]
 
     def _encode(self, text: str, unknown: str) -> np.ndarray:
         self.check_tokenizer()

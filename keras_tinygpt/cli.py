@@ -201,9 +201,11 @@ class StudyOptions:
     Args:
         name: book (positions and recurrence), mini (tiny Shakespeare), nanogpt (the
             same with nanoGPT's split), quality (seconds until a given loss), context
-            (loss by position and past the window; cost by length) or reversal (what the
-            heads learn on a task with a known algorithm).
-        corpus: text instead of the study's own; reversal has none.
+            (loss by position and past the window; cost by length), reversal (what the
+            heads learn on a task with a known algorithm), dates (an encoder-decoder
+            and a GPT translate) or filling (an encoder and a GPT tell hidden
+            characters).
+        corpus: text instead of the study's own; reversal and dates have none.
         seeds: runs per model, with seeds 0, 1, and so on.
         only: name of a model to train now; may be given more than once.
         steps: updates of every run instead of the study's, for a quick trial.
@@ -213,7 +215,10 @@ class StudyOptions:
     """
 
     name: tyro.conf.Positional[
-        Literal["book", "mini", "nanogpt", "quality", "context", "reversal"]
+        Literal[
+            *("book", "mini", "nanogpt", "quality"),
+            *("context", "reversal", "dates", "filling"),
+        ]
     ]
     corpus: str | None = None
     seeds: int = 3
@@ -230,9 +235,14 @@ def flags_of(config: Any, *without: str) -> type:
         for field in dataclasses.fields(config)
         if field.name not in without
     ]
-    name = type(config).__name__
+    kind, *ancestors, _ = type(config).__mro__
     return dataclasses.make_dataclass(
-        name, fields, namespace={"__doc__": type(config).__doc__}, frozen=True
+        kind.__name__,
+        fields,
+        # Their docstrings explain the fields that are inherited.
+        bases=tuple(type(x.__name__, (), {"__doc__": x.__doc__}) for x in ancestors),
+        namespace={"__doc__": kind.__doc__},
+        frozen=True,
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from keras import ops
 
 from keras_tinygpt.checks import check_choice, check_ids, check_int
+from keras_tinygpt.models.configured import check_predicts_next_tokens
 from keras_tinygpt.models.lstm import LSTM
 from keras_tinygpt.text.windows import even_starts
 from keras_tinygpt.training import model_window
@@ -78,6 +79,7 @@ def evaluate(
         method = "stateful" if isinstance(model, LSTM) else "strided"
     check_choice("method", method, METHODS)
     check_int("batch_size", batch_size)
+    check_predicts_next_tokens(model)
     ids = check_ids(ids, model.output_shape[-1], least=2)
     if method == "stateful":
         if not isinstance(model, LSTM):

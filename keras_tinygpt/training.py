@@ -35,6 +35,7 @@ from keras_tinygpt.files import (
     write_csv,
     write_json,
 )
+from keras_tinygpt.models.configured import check_predicts_next_tokens
 from keras_tinygpt.models.initialization import fingerprint
 from keras_tinygpt.text.windows import (
     WindowDataset,
@@ -278,7 +279,10 @@ def make_optimizer(
 
 
 def compile_model(model: keras.Model, config: TrainConfig) -> None:
-    """Calls `model.compile` with the optimizer of `config` and the cross-entropy."""
+    """Calls `model.compile` with the optimizer of `config` and the cross-entropy.
+
+    With sample weights the loss is the mean over what they count.
+    """
     jit_compile = config.jit_compile
     if jit_compile is None:
         jit_compile = keras.backend.backend() != "torch"
@@ -287,7 +291,9 @@ def compile_model(model: keras.Model, config: TrainConfig) -> None:
     optimizer.build(model.trainable_variables)
     model.compile(
         optimizer=optimizer,
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        loss=keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction="mean_with_sample_weight"
+        ),
         jit_compile=jit_compile,
     )
 
@@ -347,6 +353,7 @@ def train(
             nothing had happened. A second signal stops at once.
     """
     config = config or TrainConfig()
+    check_predicts_next_tokens(model)
     length = model_window(model, config.sequence_length)
     check_int("vocab_size", model.output_shape[-1], 2)
     for name, ids in (("train_ids", train_ids), ("valid_ids", valid_ids)):

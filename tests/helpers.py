@@ -262,3 +262,54 @@ def check_one_line_error(capsys, *argv) -> str:
     assert len(error.splitlines()) == 1, error
     assert error.startswith("tinygpt: error: ")
     return error
+
+
+def copy_to_torch(block):
+    """The PyTorch layer that computes what a block does, with the block's weights.
+
+    A `TransformerEncoderLayer`, or a `TransformerDecoderLayer` if the block has
+    cross-attention; the block has biases and LayerNorm everywhere.
+    """
+    import torch
+
+    attention = block._attention
+    width = attention._output.kernel.shape[0]
+    activation = {
+        "relu": torch.nn.functional.relu,
+        "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    }[block.activation]
+    kinds = (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)
+    layer = kinds[block.cross_attention](
+        width,
+        block.num_heads,
+        block.intermediate_dim or 4 * width,
+        dropout=0.0,
+        activation=activation,
+        batch_first=True,
+        norm_first=block.norm_position == "pre",
+    )
+    norms = [block._attention_norm, block._feed_forward_norm]
+    matrices = {
+        "linear1": [block._feed_forward._intermediate],
+        "linear2": [block._feed_forward._output],
+        "self_attn.in_proj_": [attention._qkv],
+        "self_attn.out_proj": [attention._output],
+    }
+    if block.cross_attention:
+        cross = block._cross_attention
+        norms.insert(1, block._cross_attention_norm)
+        matrices["multihead_attn.in_proj_"] = [cross._query, cross._key, cross._value]
+        matrices["multihead_attn.out_proj"] = [cross._output]
+    tensors = {}
+    for index, norm in enumerate(norms):
+        tensors[f"norm{index + 1}.weight"] = to_numpy(norm.gamma)
+        tensors[f"norm{index + 1}.bias"] = to_numpy(norm.beta)
+    for name, layers in matrices.items():
+        dot = "" if name.endswith("_") else "."
+        kernels = [to_numpy(layer.kernel) for layer in layers]
+        tensors[f"{name}{dot}weight"] = np.concatenate(kernels, axis=1).T
+        biases = [to_numpy(layer.bias) for layer in layers]
+        tensors[f"{name}{dot}bias"] = np.concatenate(biases)
+    state = {name: torch.tensor(x, dtype=torch.float32) for name, x in tensors.items()}
+    layer.load_state_dict(state)
+    return layer

@@ -283,6 +283,51 @@ def test_a_block_takes_an_attention_mask(by_position):
     np.testing.assert_allclose(to_numpy(ours), to_numpy(causal(x)), atol=1e-5)
 
 
+CROSS = {"cross_attention": True, "num_kv_heads": 1, "norm_position": "post"}
+
+
+def test_a_block_with_cross_attention(tmp_path):
+    """Its size, and that it reloads, with a context of another width."""
+    block = TransformerBlock(N, **CROSS)
+    block.build((None, None, D), (None, None, 7))
+    cross = 2 * D * D + D + 2 * 7 * 4 + 2 * D
+    plain = 2 * D * D + 2 * D * 4 + D + 8 * D * D + 48 + D + 4 * D
+    assert block.count_params() == plain + cross
+    inputs, context = keras.Input((None, D)), keras.Input((None, 7))
+    model = keras.Model([inputs, context], block(inputs, context=context))
+    model.save(tmp_path / "model.keras")
+    copy = keras.models.load_model(tmp_path / "model.keras")
+    arguments = [normal(B, T, D), normal(B, 3, 7)]
+    ours, theirs = to_numpy(model(arguments)), to_numpy(copy(arguments))
+    np.testing.assert_array_equal(ours, theirs)
+    assert copy.layers[-1].get_config() == block.get_config()
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_what_a_decoder_block_reads(norm_position):
+    """Its weights on padding are exactly 0, and what is padded does not matter."""
+    block = make_block(**{**CROSS, "norm_position": norm_position})
+    block = randomize(block)
+    x, context = normal(B, T, D), normal(B, 7, D, seed=1)
+    mask = np.arange(7) < np.array([[4], [6]])
+    outputs, own, cross = block(
+        x, context=context, context_mask=mask, return_attention_scores=True
+    )
+    assert tuple(own.shape) == (B, N, T, T) and tuple(cross.shape) == (B, N, T, 7)
+    cross, mask_of_rows = to_numpy(cross), mask[:, None, None]
+    assert np.all(cross[np.broadcast_to(~mask_of_rows, cross.shape)] == 0.0)
+    assert np.all(cross[np.broadcast_to(mask_of_rows, cross.shape)] > 0.0)
+    np.testing.assert_allclose(cross.sum(-1), 1.0, atol=1e-6)
+    other = np.where(mask[..., None], context, 99.0).astype("float32")
+    again = to_numpy(block(x, context=other, context_mask=mask))
+    np.testing.assert_allclose(again, to_numpy(outputs), atol=1e-5)
+    moved = to_numpy(block(x, context=context + 1, context_mask=mask))
+    assert np.abs(moved - to_numpy(outputs)).max((0, 2)).min() > 1e-3
+    cache = block.project_context(context)
+    cached = to_numpy(block(x, context_cache=cache, context_mask=mask))
+    np.testing.assert_allclose(cached, to_numpy(outputs), atol=1e-5)
+
+
 def test_each_dropout_of_a_block_draws_its_own_numbers():
     block = make_block(dropout=0.5, attention_dropout=0.5, seed=2**31 - 1)
     x = normal(B, T, D)
@@ -330,6 +375,18 @@ def test_each_dropout_of_a_block_draws_its_own_numbers():
         ),
         (lambda: make_block(positions="sinusoidal"), "positions must be one of"),
         (lambda: TransformerBlock(0), "num_heads must be at least 1, got 0"),
+        (
+            lambda: make_block(cross_attention=1),
+            "cross_attention must be True or False, got 1",
+        ),
+        (
+            lambda: make_block(**CROSS)(np.zeros((B, T, D))),
+            "context must be given to a block with cross_attention=True, got none",
+        ),
+        (
+            lambda: make_block()(np.zeros((B, T, D)), context=np.zeros((B, T, D))),
+            "context must not be given to a block with cross_attention=False, got one",
+        ),
         (
             lambda: TransformerBlock(5)(np.zeros((B, T, D))),
             "hidden_dim must be divisible by num_heads=5, got 12",

@@ -255,6 +255,7 @@ def test_help_and_version(capsys):
     out = capsys.readouterr().out
     assert tg.__version__ in out
     assert "--learning-rate" in out and "--num-kv-heads" in out and "--top-p" in out
+    assert "key and value heads per block" in " ".join(out.replace("│", "").split())
     with pytest.raises(SystemExit) as stopped:
         cli.main([])
     assert stopped.value.code == 2

@@ -21,7 +21,6 @@ from helpers import (
 )
 
 import keras_tinygpt as tg
-from keras_tinygpt.models.gpt import POSITIONS
 
 pytestmark = pytest.mark.backend
 
@@ -33,6 +32,7 @@ SMALL = {
     "num_heads": 3,
     "hidden_dim": D,
 }
+POSITIONS = tg.GPTConfig.POSITIONS
 CHANGES = {positions: {"positions": positions} for positions in POSITIONS} | {
     "modern": {
         "positions": "rotary",

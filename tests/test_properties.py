@@ -16,7 +16,7 @@ from keras import ops
 import keras_tinygpt as tg
 from keras_tinygpt.generation.sampling import SamplingConfig, sample
 from keras_tinygpt.layers import CausalMultiHeadAttention, causal_mask
-from keras_tinygpt.models.gpt import ACTIVATIONS, NORM_POSITIONS, NORMALIZATIONS
+from keras_tinygpt.layers.blocks import ACTIVATIONS, NORM_POSITIONS, NORMALIZATIONS
 from keras_tinygpt.training import OPTIMIZERS, SCHEDULES, StepSchedule
 
 # Elsewhere every operation is compiled or dispatched by itself.

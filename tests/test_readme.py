@@ -41,7 +41,7 @@ def test_commands_run(tmp_path, monkeypatch, all_of_them):
     short = ["--steps", "2", "--batch-size", "4", "--jit-compile", "False"]
     cli.main(["train", *short])
     lines = [line for block in blocks("bash")[2:6] for line in block.splitlines()]
-    assert len(lines) == 11
+    assert len(lines) == 13
     for line in lines:
         program, *argv = shlex.split(line)
         assert program == ".venv/bin/tinygpt"
@@ -128,7 +128,29 @@ def test_importing_prints_nothing():
     assert result.stdout == b""
 
 
-@pytest.mark.parametrize("script", ["train_gpt.py", "train_lstm.py", "train_bpe.py"])
+@slow
+@pytest.mark.parametrize("script", ["translate_dates.py", "translate_by_prefix.py"])
+def test_the_translating_examples(tmp_path, script):
+    path = ROOT / "examples" / script
+    assert len(path.read_text("utf-8").splitlines()) < 40
+    picture = [str(tmp_path / "map.png")] * (script == "translate_dates.py")
+    result = subprocess.run(
+        [sys.executable, str(path), "2", *picture],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "dates, held to dates: 100.0%" in result.stdout
+    assert all(Path(file).is_file() for file in picture)
+
+
+TRAINERS = ["train_gpt.py", "train_lstm.py", "train_bpe.py"]
+TRAINERS.append(pytest.param("fill_characters.py", marks=slow))
+
+
+@pytest.mark.parametrize("script", TRAINERS)
 def test_example_scripts(tmp_path, script):
     if script == "train_bpe.py":
         pytest.importorskip("tokenizers", reason="needs the extra [bpe]")
@@ -145,7 +167,8 @@ def test_example_scripts(tmp_path, script):
         timeout=300,
     )
     assert result.returncode == 0, result.stderr[-2000:]
-    assert "Scores(nats=" in result.stdout
+    ending = "are told" if script == "fill_characters.py" else "Scores(nats="
+    assert ending in result.stdout
 
 
 def test_the_pretrained_example(tmp_path):

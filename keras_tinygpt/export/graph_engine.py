@@ -131,8 +131,9 @@ class GraphEngine:
 
         def run_whole_windows(chosen, window, seen, row_offsets):
             columns, size = open_loop(chosen, count)
+            start = self.stepper.initial_state(tf.shape(window)[0])
             new, _, *rest = self._engine.crop_steps(
-                window, seen, row_offsets, columns, size, settings
+                window, seen, row_offsets, start, columns, size, settings
             )
             return tf.concat([chosen, new[:, :size]], axis=1), *rest
 

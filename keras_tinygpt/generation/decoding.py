@@ -28,6 +28,8 @@ from keras_tinygpt.generation.sampling import (
     log_probabilities,
     sample,
 )
+from keras_tinygpt.models import EncoderDecoder
+from keras_tinygpt.models.configured import check_predicts_next_tokens
 
 CONTEXTS = ("crop", "slide", "stop")
 GENERATE_RUN = 128  # most tokens between two looks at the stop rules
@@ -52,6 +54,7 @@ class Request:
     context: str
     use_cache: bool
     logits_processor: Callable | None
+    sources: np.ndarray | None  # (B, S), what an encoder-decoder reads
 
     def take_rows(self, rows: np.ndarray) -> "Request":
         """The same request for some of its rows."""
@@ -60,6 +63,7 @@ class Request:
             prompts=[self.prompts[row] for row in rows],
             limits=[self.limits[row] for row in rows],
             uniforms=self.uniforms[rows],
+            sources=None if self.sources is None else self.sources[rows],
         )
 
 
@@ -79,13 +83,15 @@ def generate(
     use_cache: bool = True,
     context: str = "crop",
     logits_processor: Callable | None = None,
+    source_ids: Any = None,
     return_log_probabilities: bool = False,
 ) -> Any:
     """Continues one prompt or a batch of prompts of any lengths.
 
     Args:
-        model: from `build_gpt` or `build_lstm`; with `use_cache=False` any Keras model
-            int (B, T) -> logits (B, T, V) in which no position reads a later one.
+        model: from `build_gpt`, `build_lstm` or `build_encoder_decoder`; with
+            `use_cache=False` any Keras model int (B, T) -> logits (B, T, V) in which no
+            position reads a later one.
         prompt_ids: int sequence (n,), n >= 1; or a list of such, or an array (B, n).
         max_new_tokens: most tokens to add to each prompt.
         temperature: see `SamplingConfig`, like the next five.
@@ -103,6 +109,8 @@ def generate(
             is full (fast); "stop" ends the row. An LSTM has no window.
         logits_processor: a function of the logits (B, V) that returns logits (B, V),
             made of keras.ops, applied before the filters.
+        source_ids: what an encoder-decoder reads: an int sequence, or one for each
+            prompt; `prompt_ids` then begins the target. One prompt serves many sources.
         return_log_probabilities: whether log-probabilities of the new tokens, under
             the model's plain logits, are returned too.
 
@@ -129,6 +137,7 @@ def generate(
         use_cache=use_cache,
         context=context,
         logits_processor=logits_processor,
+        source_ids=source_ids,
     )
     rows = _run_in_parallel(model, request)
     results = [
@@ -227,10 +236,19 @@ def _make_request(
     use_cache=True,
     context="crop",
     logits_processor=None,
+    source_ids=None,
     **sampling,
 ) -> Request:
     vocab_size = model.output_shape[-1]
     prompts, single = _check_prompts(prompt_ids, vocab_size)
+    sources, single_source = check_sources(model, source_ids)
+    if single and not single_source:
+        prompts, single = prompts * len(sources), False
+    if sources is not None and len(sources) != len(prompts):
+        raise ValueError(
+            f"source_ids must be one for each of the {len(prompts)} prompts, "
+            f"got {len(sources)}"
+        )
     check_int("max_new_tokens", max_new_tokens, 0, MAX_NEW_TOKENS)
     check_choice("context", context, CONTEXTS)
     check_bool("use_cache", use_cache)
@@ -259,17 +277,54 @@ def _make_request(
         context=context,
         use_cache=use_cache,
         logits_processor=logits_processor,
+        sources=sources,
     )
 
 
 def _check_prompts(prompt_ids, vocab_size: int) -> tuple[list[np.ndarray], bool]:
     """A list of int32 prompts, and whether there was one only."""
     single = len(prompt_ids) == 0 or np.ndim(prompt_ids[0]) == 0
-    prompts = [
-        check_ids(prompt, vocab_size, "prompt_ids", least=1).astype("int32")
-        for prompt in ([prompt_ids] if single else prompt_ids)
+    return _check_rows(prompt_ids, vocab_size, "prompt_ids", single), single
+
+
+def _check_rows(rows, vocab_size: int, name: str, single: bool) -> list[np.ndarray]:
+    return [
+        check_ids(row, vocab_size, name, least=1).astype("int32")
+        for row in ([rows] if single else rows)
     ]
-    return prompts, single
+
+
+def check_sources(model, source_ids) -> tuple[np.ndarray | None, bool]:
+    """What an encoder-decoder reads as int32 (B, S), and whether it is one source.
+
+    Raises:
+        ValueError: for a model that cannot continue texts, sources that are missing or
+            not read, too long or outside the vocabulary.
+    """
+    if not isinstance(model, EncoderDecoder):
+        check_predicts_next_tokens(model)
+        if source_ids is not None:
+            raise ValueError(
+                "source_ids needs a model from build_encoder_decoder, "
+                f"got {type(model).__name__}"
+            )
+        return None, True
+    if source_ids is None:
+        raise ValueError("source_ids must be given for an EncoderDecoder, got None")
+    config = model.config
+    single = len(source_ids) == 0 or np.ndim(source_ids[0]) == 0
+    rows = _check_rows(source_ids, config.vocab_size, "source_ids", single)
+    longest = max(map(len, rows))
+    if longest > config.max_source_length:
+        raise ValueError(
+            f"source_ids must have at most max_source_length={config.max_source_length}"
+            f" tokens, got {longest}"
+        )
+    shape = (len(rows), config.max_source_length)
+    sources = np.full(shape, config.pad_token_id, "int32")
+    for filled, row in zip(sources, rows, strict=True):
+        filled[: len(row)] = row
+    return sources, single
 
 
 def _check_stops(stop, vocab_size: int) -> list[list[int]]:
@@ -349,7 +404,8 @@ def _plain_loop(model, request: Request):
         tokens = np.zeros((len(views), length), "int32")
         for row in rows:  # the padding on the right is never read
             tokens[row, : len(views[row])] = views[row]
-        outputs = model.predict_on_batch(tokens)
+        inputs = tokens if request.sources is None else [request.sources, tokens]
+        outputs = model.predict_on_batch(inputs)
         last = [len(view) - 1 for view in views]
         logits = outputs[rows, last]
         if request.logits_processor is not None:

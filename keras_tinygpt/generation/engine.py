@@ -23,7 +23,7 @@ from keras_tinygpt.generation.sampling import (
     log_probabilities,
     sample,
 )
-from keras_tinygpt.generation.steppers import make_stepper
+from keras_tinygpt.generation.steppers import DecoderStepper, make_stepper
 
 LOOP = 128  # tokens one call of a compiled loop can produce
 
@@ -79,6 +79,10 @@ class Engine:
         self.crop_steps = compile_function(self._trace_crop, variables)
         self.one_step = compile_function(self._trace_one_step, variables)
         self._empty: tuple[int, dict] = (0, {})
+        if isinstance(self.stepper, DecoderStepper):
+            self._read_source = compile_function(
+                self.stepper.read_source, self.stepper.encoder.variables
+            )
 
     def pieces(self, request, first: int, run: int):
         """Yields (tokens (B, k), log-probabilities (B, k)).
@@ -94,13 +98,14 @@ class Engine:
             first = run = 1
         first, run = min(first, LOOP), min(run, LOOP)
         seen = seen_tokens(texts, self.vocab_size)
+        start = self.start(len(texts), request.sources)
         done = 0
         while done < total:
             index = max(map(len, views))
             count = _most(first, total - done, window, index - 1)
             uniforms = _columns(request.uniforms, done, count)
             offsets, outputs = self.read(
-                views, seen, uniforms, choice.settings(), count, first > 1
+                start, views, seen, uniforms, choice.settings(), count, first > 1
             )
             _, chosen, scores, seen, state = outputs
             yield _emit(texts, views, chosen, scores, count)
@@ -120,12 +125,27 @@ class Engine:
                 yield _emit(texts, views, chosen, scores, count)
                 index, done = index + count, done + count
             if done < total and request.context != "slide":
-                yield from self._crop(request, run, texts, views, seen, choice, done)
+                yield from self._crop(
+                    request, run, start, texts, views, seen, choice, done
+                )
                 return
             views = [fit_window(view, window, request.context) for view in views]
 
-    def read(self, views, seen, uniforms, settings, count=1, and_run=False):
-        """Feeds whole rows and chooses `count` tokens for each.
+    def start(self, batch_size: int, sources=None) -> dict:
+        """The state before the first token.
+
+        Args:
+            batch_size: number of rows B.
+            sources: int array (B, S) that an encoder-decoder reads, here and only here.
+        """
+        kept, state = self._empty
+        if kept != batch_size:
+            state = self.stepper.initial_state(batch_size)
+            self._empty = (batch_size, state)
+        return state if sources is None else {**state, **self._read_source(sources)}
+
+    def read(self, state, views, seen, uniforms, settings, count=1, and_run=False):
+        """Feeds whole rows to the state of `start` and chooses `count` tokens for each.
 
         Returns:
             row_offsets and (logits, tokens, scores, seen, state).
@@ -135,7 +155,6 @@ class Engine:
         padded = np.zeros((len(views), -(-length // segment) * segment), "int32")
         for row, view, offset in zip(padded, views, offsets, strict=True):
             row[offset:length] = view
-        state = self._empty_state(len(views))
         for start in range(0, length, segment):
             is_last = start + segment >= length
             read = self.read_and_run if and_run and is_last else self._read
@@ -157,15 +176,7 @@ class Engine:
         """Feeds one token (B,) to every row; returns (logits (B, V), state)."""
         return self.one_step(tokens, np.int32(index), offsets, state)
 
-    def _empty_state(self, batch_size: int) -> dict:
-        """The state before the first token, kept until the batch size changes."""
-        kept, state = self._empty
-        if kept != batch_size:
-            state = self.stepper.initial_state(batch_size)
-            self._empty = (batch_size, state)
-        return state
-
-    def _crop(self, request, run, texts, views, seen, choice, done):
+    def _crop(self, request, run, start, texts, views, seen, choice, done):
         """Every step on the last whole window."""
         total, window = max(request.limits), self.stepper.window
         views = [view[-window:] for view in views]
@@ -179,6 +190,7 @@ class Engine:
                 tokens,
                 seen,
                 offsets,
+                start,
                 _columns(request.uniforms, done, count),
                 np.int32(count),
                 choice.settings(),
@@ -281,10 +293,9 @@ class Engine:
         )
         return chosen, scores, seen, state
 
-    def _trace_crop(self, window, seen, offsets, uniforms, count, settings):
+    def _trace_crop(self, window, seen, offsets, state, uniforms, count, settings):
         self._count_trace("crop")
         size = self.stepper.window
-        state = self.stepper.initial_state(ops.shape(window)[0])
 
         def step(done, window, seen, offsets, chosen, scores):
             logits, _ = self._step(window, _int(0), _int(size - 1), offsets, state)

@@ -2,28 +2,32 @@
 
 A stepper wraps a second functional model over the *same layer objects* as the trained
 model: (tokens, index, last, row_offsets, state) -> (logits of one position, new
-state). A GPT's state is its keys and values, an LSTM's its (h, c).
+state). A GPT's state is its keys and values, an LSTM's its (h, c); the state of an
+encoder-decoder also holds the keys and values of its source, which stay as they are.
 """
 
 import keras
 from keras import ops
 
-from keras_tinygpt.models.gpt import GPT
-from keras_tinygpt.models.lstm import LSTM
+from keras_tinygpt.models import GPT, LSTM, EncoderDecoder
+from keras_tinygpt.models.encoder_decoder import DECODER
 
 CHUNK = 16  # tokens per step while a prompt is read
 SEGMENT = 8 * CHUNK  # tokens per call where a prompt may have any length
 
 
-def make_stepper(model: keras.Model) -> "GPTStepper | LSTMStepper":
-    """Returns the stepper of a GPT or an LSTM; ValueError for other models."""
+def make_stepper(model: keras.Model) -> "GPTStepper | DecoderStepper | LSTMStepper":
+    """Returns the stepper of a model; ValueError for those that have none."""
+    if isinstance(model, EncoderDecoder):
+        return DecoderStepper(model)
     if isinstance(model, GPT):
         return GPTStepper(model)
     if isinstance(model, LSTM):
         return LSTMStepper(model)
     raise ValueError(
-        "cached generation needs a model from build_gpt or build_lstm (use_cache=False "
-        f"takes any), got {type(model).__name__}"
+        "cached generation needs a model from build_gpt, build_lstm or "
+        "build_encoder_decoder (use_cache=False takes any), got "
+        f"{type(model).__name__}"
     )
 
 
@@ -39,22 +43,26 @@ class _CachedBlock(keras.layers.Layer):
         self.block = block
         self.built = True
 
-    def call(self, inputs, row_offsets, keys, values, index):
+    def call(self, inputs, row_offsets, keys, values, index, **context):
         slots = ops.arange(ops.shape(keys)[1], dtype="int32")
         readable = slots >= ops.expand_dims(row_offsets, (1, 2))  # (B, 1, S)
         outputs, (keys, values) = self.block(
-            inputs, attention_mask=readable, cache=(keys, values), cache_index=index
+            inputs,
+            attention_mask=readable,
+            cache=(keys, values),
+            cache_index=index,
+            **context,
         )
         return outputs, keys, values
 
-    def compute_output_spec(self, inputs, row_offsets, keys, values, index):
+    def compute_output_spec(self, inputs, row_offsets, keys, values, index, **context):
         return tuple(
             keras.KerasTensor(x.shape, dtype=x.dtype) for x in (inputs, keys, values)
         )
 
 
 class GPTStepper:
-    """Cached steps of a GPT.
+    """Cached steps of a GPT, or of what reads earlier tokens as a GPT does.
 
     Attributes:
         window: most tokens the model reads.
@@ -91,11 +99,26 @@ class GPTStepper:
     def take_rows(self, state: dict, rows) -> dict:
         """The state of some rows, int (B,), of the batch."""
         heads = self.config.num_kv_heads or self.config.num_heads
-        rows = ops.expand_dims(rows * heads, 1) + ops.arange(heads, dtype="int32")
-        rows = ops.reshape(rows, (-1,))
-        return {name: ops.take(value, rows, axis=0) for name, value in state.items()}
+        merged = ops.expand_dims(rows * heads, 1) + ops.arange(heads, dtype="int32")
+        merged = ops.reshape(merged, (-1,))
+        return {
+            name: ops.take(value, merged if len(value.shape) == 3 else rows, axis=0)
+            for name, value in state.items()
+        }
 
-    def _build(self, model: GPT) -> keras.Model:
+    def _layers(self, model: keras.Model) -> dict[str, keras.Layer]:
+        """The layers a step runs through, by the names they have in a GPT."""
+        return {layer.name: layer for layer in model.layers}
+
+    def _source_inputs(self) -> dict:
+        """Inputs of the step model that no step changes."""
+        return {}
+
+    def _context_of(self, inputs: dict, index: int) -> dict:
+        """What block `index` reads of them, as arguments of its call."""
+        return {}
+
+    def _build(self, model: keras.Model) -> keras.Model:
         config = self.config
         inputs = {
             "tokens": keras.Input((None,), dtype="int32", name="tokens"),
@@ -109,7 +132,8 @@ class GPTStepper:
                 inputs[name] = keras.Input(
                     (None, config.head_dim), dtype=self.dtype, name=name
                 )
-        layers = {layer.name: layer for layer in model.layers}
+        inputs |= self._source_inputs()
+        layers = self._layers(model)
         x = layers["token_embedding"](inputs["tokens"])  # (B, C, D)
         if config.scale_embeddings:
             x = layers["embedding_scale"](x)
@@ -122,7 +146,12 @@ class GPTStepper:
         for index in range(config.num_layers):
             keys, values = f"keys_{index}", f"values_{index}"
             x, outputs[keys], outputs[values] = _CachedBlock(layers[f"block_{index}"])(
-                x, inputs["row_offsets"], inputs[keys], inputs[values], inputs["index"]
+                x,
+                inputs["row_offsets"],
+                inputs[keys],
+                inputs[values],
+                inputs["index"],
+                **self._context_of(inputs, index),
             )
         x = ops.take(x, inputs["last"], axis=1)  # (B, D)
         if "final_norm" in layers:
@@ -131,7 +160,7 @@ class GPTStepper:
             logits = layers["token_embedding"](x, reverse=True)
         else:
             logits = layers["head"](x)
-        return keras.Model(inputs, {"logits": logits, **outputs}, name="gpt_step")
+        return keras.Model(inputs, {"logits": logits, **outputs}, name="step")
 
     def __call__(self, tokens, index, last, row_offsets, state):
         """Returns logits (B, V) and the new state."""
@@ -145,7 +174,69 @@ class GPTStepper:
             }
         )
         logits = outputs.pop("logits")
-        return logits, outputs
+        return logits, {**state, **outputs}
+
+
+class _ProjectedContext(keras.layers.Layer):
+    """Keys and values (B * N_kv, S, H) of a block's cross-attention.
+
+    A node of its own, since a block gives something else when it is called.
+    """
+
+    def __init__(self, block: keras.layers.Layer):
+        super().__init__(dtype=block.dtype_policy, name=f"projected_{block.name}")
+        self.block = block
+        self.built = True
+
+    def call(self, context):
+        pair = self.block.project_context(context)
+        return tuple(ops.reshape(x, (-1, *ops.shape(x)[2:])) for x in pair)
+
+
+class DecoderStepper(GPTStepper):
+    """Cached steps of the decoder of an encoder-decoder.
+
+    To a GPT's state it adds `source_keys_i` and `source_values_i` (B * N_kv, S, H) for
+    each block i and `source_mask`, bool (B, S): what `read_source` returns, once for
+    each text.
+
+    Attributes:
+        encoder: functional model source (B, S) -> that part of the state.
+    """
+
+    def __init__(self, model: EncoderDecoder):
+        super().__init__(model)
+        self.encoder = self._build_encoder(model)
+
+    def read_source(self, sources) -> dict:
+        """The part of the state that int sources (B, S) make."""
+        return self.encoder(sources)
+
+    def _build_encoder(self, model: EncoderDecoder) -> keras.Model:
+        layers, (context, real) = self._layers(model), model.context
+        outputs = {"source_mask": real}
+        for index in range(self.config.num_layers):
+            keys, values = _ProjectedContext(layers[f"block_{index}"])(context)
+            outputs |= {f"source_keys_{index}": keys, f"source_values_{index}": values}
+        return keras.Model(model.inputs[0], outputs, name="read_source")
+
+    def _layers(self, model):
+        layers = super()._layers(model)
+        return {name.removeprefix(DECODER): layer for name, layer in layers.items()}
+
+    def _source_inputs(self):
+        inputs = {"source_mask": keras.Input((None,), dtype="bool", name="source_mask")}
+        for index in range(self.config.num_layers):
+            for kind in ("source_keys", "source_values"):
+                name = f"{kind}_{index}"
+                inputs[name] = keras.Input(
+                    (None, self.config.head_dim), dtype=self.dtype, name=name
+                )
+        return inputs
+
+    def _context_of(self, inputs, index):
+        pair = (inputs[f"source_keys_{index}"], inputs[f"source_values_{index}"])
+        return {"context_cache": pair, "context_mask": inputs["source_mask"]}
 
 
 class LSTMStepper:

@@ -21,6 +21,7 @@ from keras_tinygpt.inspection.maps import attention_maps
 from keras_tinygpt.inspection.parts import (
     block_input,
     block_output,
+    check_unpadded,
     evaluator,
     find_blocks,
     head_values,
@@ -130,6 +131,7 @@ def causes(
     check_choice("measure", measure, MEASURES)
     check_int("batch_size", batch_size)
     ids = text_ids(model, ids, least=3)
+    check_unpadded(model, ids)
     blocks = find_blocks(model)
     maps = attention_maps(model, ids)
     effects = np.zeros(maps.weights.shape)

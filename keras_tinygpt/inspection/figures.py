@@ -40,27 +40,32 @@ def plot_attention(
     labels: Sequence[str],
     path: str | Path,
     *,
+    key_labels: Sequence[str] | None = None,
     blocks: Sequence[int] | None = None,
     title: str = "Attention weights",
 ) -> None:
     """Draws the maps of every head of some blocks, each block on rows of its own.
 
     Args:
-        weights: array (L, N, T, T).
-        labels: text of each token, T of them.
+        weights: array (L, N, T, S).
+        labels: text of each token that reads, T of them.
         path: PNG file to write.
+        key_labels: text of each token that is read, S of them; None means `labels`.
         blocks: their numbers; None means the first and the last.
         title: of the figure.
     """
     if blocks is None:
         blocks = sorted({0, len(weights) - 1})
-    num_heads, length = weights.shape[1], weights.shape[2]
+    num_heads, height, length = weights.shape[1:]
     side = float(np.clip(0.115 * length, 2.2, 6.0))
     lines = -(-num_heads // MOST_COLUMNS)  # of maps, for each block
     columns = -(-num_heads // lines)
     rows = lines * len(blocks)
     figure = Figure(
-        figsize=(side * columns + 1.2, (side + 0.35) * rows + 0.5),
+        figsize=(
+            side * columns + 1.2,
+            (side * height / length + 0.35) * rows + 0.5,
+        ),
         dpi=130,
         layout="constrained",
     )
@@ -76,7 +81,7 @@ def plot_attention(
             weights[block, head], cmap=SEQUENTIAL, vmin=0, vmax=1, aspect="equal"
         )
         axes.set_title(f"block {block}, head {head}", fontsize=9)
-        _label_tokens(axes, labels, size)
+        _label_tokens(axes, labels, key_labels or labels, size)
     grid[-1, 0].set_xlabel("key: token read", fontsize=9)
     grid[-1, 0].set_ylabel("query: token reading", fontsize=9)
     figure.colorbar(image, ax=grid, shrink=0.7, pad=0.01, aspect=30).set_label("weight")
@@ -84,15 +89,14 @@ def plot_attention(
     save_figure(figure, path)
 
 
-def _label_tokens(axes, labels: Sequence[str], size: float) -> None:
+def _label_tokens(axes, queries: Sequence[str], keys: Sequence[str], size) -> None:
     """Writes the tokens along both axes, or numbers where they are too many."""
     axes.tick_params(length=0, pad=1.5)
-    if len(labels) > MOST_LABELS:
+    if max(len(queries), len(keys)) > MOST_LABELS:
         return
-    shown = [visible(label) for label in labels]
-    places = range(len(labels))
-    axes.set_xticks(places, shown, fontsize=size, parse_math=False)
-    axes.set_yticks(places, shown, fontsize=size, parse_math=False)
+    for set_ticks, labels in ((axes.set_yticks, queries), (axes.set_xticks, keys)):
+        shown = [visible(label) for label in labels]
+        set_ticks(range(len(labels)), shown, fontsize=size, parse_math=False)
 
 
 def plot_heads(metrics: HeadMetrics, path: str | Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from keras_tinygpt.checks import check_ids, check_int
 from keras_tinygpt.inspection.maps import inspection_model
 from keras_tinygpt.inspection.parts import find_blocks, readable_keys
+from keras_tinygpt.models.configured import count_tokens
 from keras_tinygpt.text.windows import even_starts
 from keras_tinygpt.training import model_window
 
@@ -91,7 +92,7 @@ def head_metrics(
         ValueError: for too few ids or a model without our layers.
     """
     check_int("batch_size", batch_size)
-    ids = check_ids(ids, model.output_shape[-1])
+    ids = check_ids(ids, count_tokens(model))
     length = check_int("sequence_length", model_window(model, sequence_length), 2)
     starts = even_starts(len(ids), length)
     if max_windows is not None:

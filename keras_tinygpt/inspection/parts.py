@@ -10,6 +10,7 @@ from keras import ops
 from keras_tinygpt.checks import check_ids
 from keras_tinygpt.layers import CausalMultiHeadAttention, TransformerBlock
 from keras_tinygpt.layers.attention import causal_mask
+from keras_tinygpt.models.configured import count_tokens
 from keras_tinygpt.training import model_window
 
 
@@ -18,8 +19,38 @@ def find_blocks(model: keras.Model) -> list[keras.Layer]:
 
     Raises:
         ValueError: if the model is not functional or has none, if a layer is used more
-            than once, or if the layers differ in their number of heads.
+            than once, if the layers differ in their number of heads, or if some have
+            cross-attention.
     """
+    blocks = _all_blocks(model)
+    if any(map(_reads_context, blocks)):
+        raise ValueError(
+            "a model with cross-attention is read by attention_maps with source_ids, "
+            f"got {type(model).__name__}"
+        )
+    return blocks
+
+
+def find_stacks(model: keras.Model) -> tuple[list[keras.Layer], list[keras.Layer]]:
+    """Returns the blocks of an encoder and those of the decoder that reads it.
+
+    Raises:
+        ValueError: as `find_blocks`, but if no block has cross-attention.
+    """
+    blocks = _all_blocks(model)
+    decoder = [block for block in blocks if _reads_context(block)]
+    if not decoder:
+        raise ValueError(
+            f"source_ids needs a model with cross-attention, got {type(model).__name__}"
+        )
+    return [block for block in blocks if block not in decoder], decoder
+
+
+def _reads_context(block: keras.Layer) -> bool:
+    return getattr(block, "cross_attention", False)
+
+
+def _all_blocks(model: keras.Model) -> list[keras.Layer]:
     blocks = [
         layer
         for layer in getattr(model, "layers", [])
@@ -67,13 +98,33 @@ def find_stack(model: keras.Model) -> list[keras.Layer]:
     return blocks
 
 
+def call_masks(block: keras.Layer) -> dict[str, Any]:
+    """The symbolic masks and context a block is called with by name in its model."""
+    given = block._inbound_nodes[0].arguments.kwargs
+    names = ("attention_mask", "context", "context_mask")
+    return {name: given[name] for name in names if given.get(name) is not None}
+
+
 def attention_of(block: keras.Layer) -> CausalMultiHeadAttention:
     """The attention layer of a block; a bare one is its own."""
     return block._attention if isinstance(block, TransformerBlock) else block
 
 
+def real_tokens(model: keras.Model, ids: np.ndarray) -> np.ndarray:
+    """Bool array like `ids`: which of them are no padding of the model."""
+    pad = getattr(getattr(model, "config", None), "pad_token_id", None)
+    return np.ones(ids.shape, "bool") if pad is None else ids != pad
+
+
+def check_unpadded(model: keras.Model, ids: np.ndarray) -> None:
+    """Raises ValueError if there is padding, for what runs blocks without masks."""
+    if not real_tokens(model, ids).all():
+        pad = model.config.pad_token_id
+        raise ValueError(f"ids must hold no padding here, got pad_token_id={pad}")
+
+
 def readable_keys(block: keras.Layer, length: int) -> np.ndarray:
-    """Bool array (T, T): whether query i may read key j."""
+    """Bool array (T, T): whether query i may read key j, were there no padding."""
     attention = attention_of(block)
     if not attention.causal:
         return np.ones((length, length), "bool")
@@ -84,7 +135,7 @@ def readable_keys(block: keras.Layer, length: int) -> np.ndarray:
 
 def text_ids(model: keras.Model, ids: Any, least: int = 1) -> np.ndarray:
     """Checked int32 ids (T,) of one text that fits the model's window."""
-    ids = check_ids(ids, model.output_shape[-1], least=least)
+    ids = check_ids(ids, count_tokens(model), least=least)
     if hasattr(model, "config"):
         model_window(model, len(ids))
     return ids.astype("int32")
@@ -106,7 +157,7 @@ def evaluator(inputs, outputs, calls: str = "few") -> keras.Model:
     return model
 
 
-def attend_in(block: keras.Layer, inputs, mask=None):
+def attend_in(block: keras.Layer, inputs, mask=None, attention_mask=None):
     """Runs a block as far as its attention, without dropout.
 
     Returns:
@@ -117,7 +168,11 @@ def attend_in(block: keras.Layer, inputs, mask=None):
     if isinstance(block, TransformerBlock) and block.norm_position == "pre":
         hidden = block._attention_norm(inputs)
     update, weights = attention_of(block)(
-        hidden, mask=mask, return_attention_scores=True, training=False
+        hidden,
+        attention_mask=attention_mask,
+        mask=mask,
+        return_attention_scores=True,
+        training=False,
     )
     return hidden, update, weights
 

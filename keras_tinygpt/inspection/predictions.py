@@ -12,6 +12,7 @@ from rich.text import Text
 from keras_tinygpt.checks import check_ids, check_int
 from keras_tinygpt.evaluation import windowed_losses
 from keras_tinygpt.generation.sampling import SamplingConfig, filter_logits
+from keras_tinygpt.models.configured import check_predicts_next_tokens
 from keras_tinygpt.training import model_window
 
 # Upper ends in nats of the classes of surprise, and their colours from pale to dark.
@@ -47,6 +48,7 @@ def next_tokens(
         sampling: temperature and filters; None means the defaults of `generate`.
         count: number of candidates; more than V means all.
     """
+    check_predicts_next_tokens(model)
     ids = check_ids(ids, model.output_shape[-1], least=1)
     window = ids[-model_window(model) :].astype("int32")
     logits = model(ops.convert_to_tensor(window[None]), training=False)
@@ -105,6 +107,7 @@ def surprise(model: keras.Model, ids: Any) -> np.ndarray:
         model: int (B, T) -> logits (B, T, V).
         ids: int array (n,), n >= 2.
     """
+    check_predicts_next_tokens(model)
     ids = check_ids(ids, model.output_shape[-1], least=2)
     length = min(model_window(model), len(ids) - 1)
     pieces = windowed_losses(model, ids, length, max(1, length // 2), batch_size=1)

@@ -15,6 +15,7 @@ from keras_tinygpt.checks import check_float, check_ids, check_int
 from keras_tinygpt.inspection.maps import inspection_model
 from keras_tinygpt.inspection.parts import (
     block_input,
+    check_unpadded,
     evaluator,
     find_stack,
     run_block,
@@ -149,6 +150,7 @@ def token_similarity(
     """
     blocks = find_stack(model)
     texts = _windows(model, ids, sequence_length, windows, least=1)
+    check_unpadded(model, texts)
     first = evaluator(model.inputs, block_input(blocks[0])).predict_on_batch(texts)
     similarities = {}
     for name, parts in VARIANTS.items():

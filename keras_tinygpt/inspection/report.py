@@ -26,6 +26,7 @@ from keras_tinygpt.inspection.probes import (
     token_similarity,
     without_positions,
 )
+from keras_tinygpt.models.configured import check_predicts_next_tokens
 from keras_tinygpt.models.gpt import GPT
 from keras_tinygpt.training import model_window
 
@@ -57,6 +58,7 @@ def write_report(
     Returns:
         What `inspection.json` holds.
     """
+    check_predicts_next_tokens(model)
     text = check_ids(text, model.output_shape[-1], "text", least=3)[:MOST_TOKENS]
     report: dict[str, Any] = {"parameters": model.count_params(), "skipped": {}}
     report["leak"] = _leaks(model)

@@ -515,7 +515,7 @@ class CrossAttention(keras.layers.Layer):
         context_mask: optional bool tensor (B, S), False is not read. Taken from
             `context` when it carries a Keras mask.
         cache: optional pair of projected keys and values (B, N_kv, S, H), as made by
-            `project_context`; replaces `context`.
+            `project_context`, or with rows and heads on one axis; replaces `context`.
         return_attention_scores: whether the weights are returned too.
         training: whether dropout is on.
 
@@ -613,7 +613,7 @@ class CrossAttention(keras.layers.Layer):
         outputs = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
         if not return_attention_scores:
             return outputs
-        key_length = context.shape[1] if cache is None else cache[0].shape[2]
+        key_length = context.shape[1] if cache is None else cache[0].shape[-2]
         shape = (inputs.shape[0], self.num_heads, inputs.shape[1], key_length)
         return outputs, keras.KerasTensor(shape, dtype="float32")
 

@@ -1,5 +1,7 @@
 """The transformer block: attention and a feed-forward layer on a residual stream.
 
+A decoder's block that reads an encoder has cross-attention between the two.
+
 Pre-norm adds sublayer outputs to an untouched stream, so a stack needs one more norm
 at its end; post-norm, the original arrangement, normalises after each addition.
 """
@@ -11,6 +13,7 @@ from keras_tinygpt.checks import check_bool, check_choice, check_float, check_in
 from keras_tinygpt.layers.attention import (
     NORM_EPSILON,
     CausalMultiHeadAttention,
+    CrossAttention,
     padding_mask,
 )
 from keras_tinygpt.layers.dense import Dense
@@ -134,6 +137,7 @@ class TransformerBlock(keras.layers.Layer):
 
     Pre-norm: `x = x + Attention(Norm(x)); x = x + FeedForward(Norm(x))`.
     Post-norm: `x = Norm(x + Attention(x)); x = Norm(x + FeedForward(x))`.
+    With `cross_attention` a third sublayer between the two reads `context`.
 
     Args:
         num_heads: number of query heads N.
@@ -152,6 +156,8 @@ class TransformerBlock(keras.layers.Layer):
         attention_window: number of positions each query reads; None means all.
         fused_projections: whether one Dense makes queries, keys and values.
         causal: False lets every position read all others.
+        cross_attention: whether a `CrossAttention` follows the self-attention; it has
+            no positions, qk norm or kv_shift.
         norm_epsilon: added to the variance, or the mean square, in every norm.
         max_wavelength: base of the frequencies of rotary positions.
         seed: seed of the dropouts.
@@ -160,9 +166,17 @@ class TransformerBlock(keras.layers.Layer):
         inputs: float tensor (B, T, D).
         attention_mask, cache, cache_index, return_attention_scores, mask, training:
             as in `CausalMultiHeadAttention`.
+        context: float tensor (B, S, E), what cross-attention reads.
+        context_mask: optional bool tensor (B, S), False is not read. Taken from
+            `context` when it carries a Keras mask.
+        context_cache: optional pair made by `project_context`; replaces `context`.
 
     Returns:
-        Tensor (B, T, D), followed by the weights and the cache where asked for.
+        Tensor (B, T, D), followed by the weights, those of cross-attention (B, N, T, S)
+        and the cache where asked for.
+
+    Raises:
+        ValueError: for a bad argument, a missing `context`, or one that is not read.
 
     Example:
         >>> import keras_tinygpt as tg
@@ -193,6 +207,7 @@ class TransformerBlock(keras.layers.Layer):
         attention_window: int | None = None,
         fused_projections: bool = True,
         causal: bool = True,
+        cross_attention: bool = False,
         norm_epsilon: float = NORM_EPSILON,
         max_wavelength: float = MAX_WAVELENGTH,
         seed: int | None = None,
@@ -218,11 +233,11 @@ class TransformerBlock(keras.layers.Layer):
         self.attention_window = attention_window
         self.fused_projections = fused_projections
         self.causal = causal
+        self.cross_attention = check_bool("cross_attention", cross_attention)
         self.norm_epsilon = norm_epsilon
         self.max_wavelength = max_wavelength
         self.seed = seed
         self.supports_masking = True
-        dtype = self.dtype_policy
         self._attention = CausalMultiHeadAttention(
             num_heads,
             num_kv_heads=num_kv_heads,
@@ -238,37 +253,57 @@ class TransformerBlock(keras.layers.Layer):
             norm_epsilon=norm_epsilon,
             max_wavelength=max_wavelength,
             seed=offset_seed(seed, 2),
-            dtype=dtype,
+            dtype=self.dtype_policy,
             name="attention",
         )
         self._feed_forward = FeedForward(
-            intermediate_dim, activation, use_bias, dtype=dtype, name="feed_forward"
+            intermediate_dim,
+            activation,
+            use_bias,
+            dtype=self.dtype_policy,
+            name="feed_forward",
         )
-        self._attention_norm = make_norm(
-            normalization, dtype, "attention_norm", norm_epsilon
-        )
-        self._feed_forward_norm = make_norm(
-            normalization, dtype, "feed_forward_norm", norm_epsilon
-        )
-        self._attention_dropout = Dropout(
-            dropout, seed=seed, dtype=dtype, name="attention_output_dropout"
-        )
-        self._feed_forward_dropout = Dropout(
-            dropout,
-            seed=offset_seed(seed, 1),
-            dtype=dtype,
-            name="feed_forward_dropout",
-        )
+        self._attention_norm = self._norm("attention_norm")
+        self._feed_forward_norm = self._norm("feed_forward_norm")
+        self._attention_dropout = self._drop("attention_output_dropout", 0)
+        self._feed_forward_dropout = self._drop("feed_forward_dropout", 1)
+        if cross_attention:
+            self._cross_attention = CrossAttention(
+                num_heads,
+                num_kv_heads=num_kv_heads,
+                attention_dropout=attention_dropout,
+                qkv_bias=qkv_bias,
+                use_bias=use_bias,
+                seed=offset_seed(seed, 4),
+                dtype=self.dtype_policy,
+                name="cross_attention",
+            )
+            self._cross_attention_norm = self._norm("cross_attention_norm")
+            self._cross_attention_dropout = self._drop(
+                "cross_attention_output_dropout", 3
+            )
 
-    def build(self, input_shape):
-        for layer in (
-            self._attention_norm,
-            self._attention,
-            self._feed_forward_norm,
-            self._feed_forward,
-        ):
-            layer.build(input_shape)
+    def _norm(self, name: str) -> keras.Layer:
+        return make_norm(self.normalization, self.dtype_policy, name, self.norm_epsilon)
+
+    def _drop(self, name: str, offset: int) -> Dropout:
+        seed = offset_seed(self.seed, offset)
+        return Dropout(self.dropout, seed=seed, dtype=self.dtype_policy, name=name)
+
+    def build(self, inputs_shape, context_shape=None):
+        self._attention_norm.build(inputs_shape)
+        self._attention.build(inputs_shape)
+        if self.cross_attention:
+            self._cross_attention_norm.build(inputs_shape)
+            # Projected keys and values alone do not tell the width of what they are of.
+            self._cross_attention.build(inputs_shape, context_shape or inputs_shape)
+        self._feed_forward_norm.build(inputs_shape)
+        self._feed_forward.build(inputs_shape)
         self.built = True
+
+    def project_context(self, context):
+        """Keys and values of `context`, see `CrossAttention.project_context`."""
+        return self._cross_attention.project_context(context)
 
     def call(
         self,
@@ -279,11 +314,13 @@ class TransformerBlock(keras.layers.Layer):
         return_attention_scores=False,
         mask=None,
         training=None,
+        context=None,
+        context_mask=None,
+        context_cache=None,
     ):
-        pre_norm = self.norm_position == "pre"
-        hidden = self._attention_norm(inputs) if pre_norm else inputs
+        self._check_context(context, context_cache)
         results = self._attention(
-            hidden,
+            self._enter(self._attention_norm, inputs),
             attention_mask=attention_mask,
             cache=cache,
             cache_index=cache_index,
@@ -291,21 +328,69 @@ class TransformerBlock(keras.layers.Layer):
             mask=padding_mask(inputs, mask),
             training=training,
         )
-        extras = ()
-        if isinstance(results, tuple):
-            results, *extras = results
-        hidden = inputs + self._attention_dropout(results, training=training)
-        if not pre_norm:
-            hidden = self._attention_norm(hidden)
-        update = self._feed_forward_norm(hidden) if pre_norm else hidden
-        update = self._feed_forward(update)
-        hidden = hidden + self._feed_forward_dropout(update, training=training)
-        if not pre_norm:
-            hidden = self._feed_forward_norm(hidden)
+        update, *extras = results if isinstance(results, tuple) else (results,)
+        update = self._attention_dropout(update, training=training)
+        hidden = self._leave(self._attention_norm, inputs, update)
+        if self.cross_attention:
+            update, weights = self._cross_attention(
+                self._enter(self._cross_attention_norm, hidden),
+                context,
+                context_mask=context_mask,
+                cache=context_cache,
+                return_attention_scores=True,
+                training=training,
+            )
+            if return_attention_scores:
+                extras.insert(1, weights)
+            update = self._cross_attention_dropout(update, training=training)
+            hidden = self._leave(self._cross_attention_norm, hidden, update)
+        update = self._feed_forward(self._enter(self._feed_forward_norm, hidden))
+        update = self._feed_forward_dropout(update, training=training)
+        hidden = self._leave(self._feed_forward_norm, hidden, update)
         return (hidden, *extras) if extras else hidden
 
-    def compute_output_spec(self, *args, **kwargs):
-        return self._attention.compute_output_spec(*args, **kwargs)
+    def _enter(self, norm, hidden):
+        """What a sublayer reads."""
+        return norm(hidden) if self.norm_position == "pre" else hidden
+
+    def _leave(self, norm, hidden, update):
+        """The stream after a sublayer."""
+        hidden = hidden + update
+        return hidden if self.norm_position == "pre" else norm(hidden)
+
+    def _check_context(self, context, context_cache):
+        given = context is not None or context_cache is not None
+        if given != self.cross_attention:
+            rule = "must" if self.cross_attention else "must not"
+            raise ValueError(
+                f"context {rule} be given to a block with "
+                f"cross_attention={self.cross_attention}, "
+                f"got {'one' if given else 'none'}"
+            )
+
+    def compute_output_spec(
+        self,
+        inputs,
+        attention_mask=None,
+        cache=None,
+        cache_index=None,
+        return_attention_scores=False,
+        mask=None,
+        training=None,
+        context=None,
+        context_mask=None,
+        context_cache=None,
+    ):
+        self._check_context(context, context_cache)
+        results = self._attention.compute_output_spec(
+            inputs, cache=cache, return_attention_scores=return_attention_scores
+        )
+        if not (self.cross_attention and return_attention_scores):
+            return results
+        _, weights = self._cross_attention.compute_output_spec(
+            inputs, context, cache=context_cache, return_attention_scores=True
+        )
+        return (*results[:2], weights, *results[2:])
 
     def compute_output_shape(self, input_shape):
         return input_shape
@@ -332,6 +417,7 @@ class TransformerBlock(keras.layers.Layer):
             attention_window=self.attention_window,
             fused_projections=self.fused_projections,
             causal=self.causal,
+            cross_attention=self.cross_attention,
             norm_epsilon=self.norm_epsilon,
             max_wavelength=self.max_wavelength,
             seed=self.seed,

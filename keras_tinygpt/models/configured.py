@@ -12,9 +12,14 @@ class ConfiguredModel(keras.Model):
 
     Subclasses set `config_class` and build the graph in `__init__(config, seed, dtype,
     name)`, ending with `_set_up`.
+
+    Attributes:
+        predicts_next_tokens: whether logits are those of the next token and depend on
+            earlier ones alone, as training, scoring and continuing texts need it.
     """
 
     config_class: ClassVar[type]
+    predicts_next_tokens: ClassVar[bool] = True
 
     def _set_up(self, config: Any, seed: int, policy: Any) -> None:
         self.config = config
@@ -55,6 +60,21 @@ class ConfiguredModel(keras.Model):
         if quantization is not None:
             model.quantize(quantization)
         return model
+
+
+def check_predicts_next_tokens(model: keras.Model) -> None:
+    """Raises ValueError for a model of this package that does something else."""
+    if not getattr(model, "predicts_next_tokens", True):
+        raise ValueError(
+            "model must predict the next token of a text (build_gpt, build_lstm), "
+            f"got {type(model).__name__}"
+        )
+
+
+def count_tokens(model: keras.Model) -> int:
+    """The number of token ids a model reads: its config's, else its logits'."""
+    config = getattr(model, "config", None)
+    return getattr(config, "vocab_size", None) or model.output_shape[-1]
 
 
 def resolve_policy(dtype: Any) -> Any:

@@ -12,11 +12,13 @@ from keras_tinygpt.files import write_json
 from keras_tinygpt.plots import plot_study
 from keras_tinygpt.studies.book import book_study
 from keras_tinygpt.studies.context import context_results, draw_context
+from keras_tinygpt.studies.filling import draw_filling, filling_results
 from keras_tinygpt.studies.mini import mini_study, nanogpt_study
 from keras_tinygpt.studies.quality import quality_results
 from keras_tinygpt.studies.results import TABLES
 from keras_tinygpt.studies.reversal import draw_reversal, reversal_results
 from keras_tinygpt.studies.study import Study, by_name, last_nats, run_study
+from keras_tinygpt.studies.translation import dates_results, draw_dates
 from keras_tinygpt.training import TrainingStopped
 
 
@@ -99,4 +101,6 @@ STUDIES: dict[str, tuple[Runner, Drawer]] = {
     "quality": (quality_results, lambda results, out: []),
     "context": (context_results, draw_context),
     "reversal": (reversal_results, draw_reversal),
+    "dates": (dates_results, draw_dates),
+    "filling": (filling_results, draw_filling),
 }

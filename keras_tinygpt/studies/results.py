@@ -155,11 +155,13 @@ TABLES = {
 
 def _benchmark_footer(results: dict[str, Any]) -> list[str]:
     setting = results["setting"][0].upper() + results["setting"][1:] + ". "
-    return [f"`{results['command']}`", "", setting + _machine(results["versions"])]
+    machine = _machine(results["versions"], results.get("cores", 2))
+    return [f"`{results['command']}`", "", setting + machine]
 
 
-def _machine(versions: dict[str, str]) -> str:
-    return f"Two CPU cores; {_listed(versions)}."
+def _machine(versions: dict[str, str], cores: int = 2) -> str:
+    counted = {1: "One CPU core", 2: "Two CPU cores"}.get(cores, f"{cores} CPU cores")
+    return f"{counted}; {_listed(versions)}."
 
 
 def _machines(groups: dict[str, list[dict[str, Any]]]) -> str:

@@ -2,6 +2,7 @@
 
 from keras_tinygpt.text.bpe import BPETokenizer
 from keras_tinygpt.text.corpus import EMBEDDED_NAME, Corpus, load_corpus
+from keras_tinygpt.text.masking import MaskedWindowDataset, hide_tokens
 from keras_tinygpt.text.tokenizers import (
     ByteTokenizer,
     CharTokenizer,
@@ -22,10 +23,12 @@ __all__ = [
     "ByteTokenizer",
     "CharTokenizer",
     "Corpus",
+    "MaskedWindowDataset",
     "WindowDataset",
     "encode_corpus",
     "even_starts",
     "fingerprint_array",
+    "hide_tokens",
     "load_corpus",
     "load_tokenizer",
     "split_ids",
