@@ -1,7 +1,6 @@
 """One training run from config to scores, as commands and studies share it."""
 
 import dataclasses
-import math
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tinygpt.checks import check_float
 from keras_tinygpt.evaluation import Scores, evaluate
 from keras_tinygpt.models import (
     GPTConfig,
@@ -20,10 +18,9 @@ from keras_tinygpt.models import (
     build_lstm,
     fingerprint,
 )
-from keras_tinygpt.text import Corpus, split_ids
+from keras_tinygpt.text import Corpus, Prepared
 from keras_tinygpt.training import TrainConfig, TrainResult, model_window, train
 
-PART_NAMES = ("train", "valid", "test")
 CHECKPOINT = "checkpoints/state.json"
 NGRAMS = ((3, 0.1), (5, 0.01))  # order and add-k of the printed baselines
 
@@ -74,19 +71,6 @@ class Row:
             for name in scores:
                 scores[name]["bits_per_character"] = self.bits_per_character(name)
         return scores
-
-
-def split_parts(ids: np.ndarray, split: Sequence[float]) -> dict[str, np.ndarray]:
-    """The parts by name, from fractions or, if all numbers are whole, from counts."""
-    if len(split) not in (2, 3):
-        raise ValueError(f"split must be 2 or 3 numbers, got {len(split)}")
-    for value in split:
-        check_float("split", value, -math.inf)
-    if all(value == int(value) and value != 0 and abs(value) >= 1 for value in split):
-        cut = split_ids(ids, counts=[int(value) for value in split])
-    else:
-        cut = split_ids(ids, fractions=split)
-    return dict(zip(PART_NAMES, cut, strict=False))
 
 
 def fit_run(
@@ -156,7 +140,7 @@ def run_metrics(
     model: keras.Model,
     result: TrainResult,
     row: Row,
-    corpus: Corpus,
+    corpus: Corpus | Prepared,
     source: str,
     parts: dict[str, np.ndarray],
 ) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from keras_tinygpt.text.bpe import BPETokenizer
 from keras_tinygpt.text.corpus import EMBEDDED_NAME, Corpus, load_corpus
+from keras_tinygpt.text.prepared import Prepared, load_ids, load_prepared
+from keras_tinygpt.text.preparing import prepare
 from keras_tinygpt.text.tokenizers import (
     ByteTokenizer,
     CharTokenizer,
@@ -13,6 +15,7 @@ from keras_tinygpt.text.windows import (
     even_starts,
     fingerprint_array,
     split_ids,
+    split_parts,
     window_schedule,
 )
 
@@ -22,12 +25,17 @@ __all__ = [
     "ByteTokenizer",
     "CharTokenizer",
     "Corpus",
+    "Prepared",
     "WindowDataset",
     "encode_corpus",
     "even_starts",
     "fingerprint_array",
     "load_corpus",
+    "load_ids",
+    "load_prepared",
     "load_tokenizer",
+    "prepare",
     "split_ids",
+    "split_parts",
     "window_schedule",
 ]
