@@ -399,7 +399,7 @@ def _finish(
 
 def _read(path: Path, name: str) -> np.ndarray:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return arrays[name]
     except (zipfile.BadZipFile, ValueError, KeyError, EOFError) as error:
         raise ValueError(f"{path} is damaged, delete it: {error}") from error
