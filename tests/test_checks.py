@@ -15,6 +15,7 @@ from keras_tinygpt.checks import (
     check_int,
     release_pages,
 )
+from keras_tinygpt.text import WindowDataset
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,10 @@ def test_a_memory_map_is_read_a_piece_at_a_time(tmp_path, monkeypatch):
     release_pages(ids[5:])
     assert resident_files() - before < size * 0.1
     assert check_ids(ids[1:], 61) is not None
+    assert resident_files() - before < size * 0.1
+    starts = np.arange(0, size - 9000, 4096)[:, None]
+    for _ in WindowDataset(ids, starts, 3):  # a window from each page
+        pass
     assert resident_files() - before < size * 0.1
     with pytest.raises(ValueError, match="between 0 and 59 .* got 60 at index 59"):
         check_ids(ids[1:], 60)

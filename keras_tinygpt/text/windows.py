@@ -17,7 +17,6 @@ from keras_tinygpt.checks import check_float, check_ids, check_int, release_page
 
 PART_NAMES = ("train", "valid", "test")
 _CHUNK_ITEMS = 1 << 20
-_STEPS_MAPPED = 256  # after which a memory map gives back what it was read into
 
 
 def split_ids(
@@ -200,11 +199,10 @@ class WindowDataset(keras.utils.PyDataset):
             raise IndexError(
                 f"index must be between 0 and {len(self) - 1}, got {index}"
             )
-        if index % _STEPS_MAPPED == 0:
-            release_pages(self.ids)
         starts = self.starts[self.start_step + index].astype(np.int64)
         places = starts[:, None] + np.arange(self.sequence_length + 1)  # (B, T + 1)
         windows = np.asarray(self.ids[places]).astype(np.int32)
+        release_pages(self.ids)
         return windows[:, :-1], windows[:, 1:]
 
     def as_tf_data(self) -> Any:
