@@ -49,6 +49,8 @@ class TrainOptions:
             name OUT.previous until the new one is complete.
         resume: whether the interrupted run in that folder is continued.
         precision: float32, mixed_bfloat16 or mixed_float16.
+        rematerialize: whether blocks are computed again for the backward pass, which
+            takes less memory and more time (gpt without dropout).
         prompt: start of the sample; default is the first line of the validation part.
         sample_tokens: length of the sample, in tokens.
         show_samples: whether a short sample is printed at every validation.
@@ -66,6 +68,7 @@ class TrainOptions:
     force: bool = False
     resume: bool = False
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    rematerialize: bool = False
     prompt: str | None = None
     sample_tokens: int = 300
     show_samples: bool = False

@@ -35,6 +35,7 @@ from keras_tinygpt.models import (
     GPTConfig,
     LSTMConfig,
 )
+from keras_tinygpt.models.gpt import remat_scope
 from keras_tinygpt.plots import plot_history
 from keras_tinygpt.pretrained.writing import export_safetensors
 from keras_tinygpt.speed import speed_line
@@ -97,12 +98,15 @@ def train_command(
         even_starts(len(parts[name]), length, name=f"the {name} part")
     check_int("sample_tokens", options.sample_tokens, 0, MAX_NEW_TOKENS)
     _check_memory(config)
+    if options.rematerialize:
+        remat_scope(config)  # which a GPT alone has
     prompt = _first_line(tokenizer, parts) if options.prompt is None else options.prompt
     tokenizer.encode(prompt)  # unknown characters are told before training
 
     kind = options.preset + ("-lstm" if options.architecture == "lstm" else "")
     out = options.out or Path("saved_models", f"{Path(corpus.name).stem}-{kind}")
-    jobs = [Run(kind, out, config, training, options.precision)]
+    rematerialize = options.rematerialize
+    jobs = [Run(kind, out, config, training, options.precision, rematerialize)]
     if options.with_lstm and options.architecture == "gpt":
         jobs.append(_lstm_beside(jobs[0], options.preset))
     _claim(out, options)

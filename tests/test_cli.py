@@ -220,6 +220,10 @@ def test_bad_texts(text_file, tmp_path, capsys, content, message):
         (["TEXT", "--steps", "9" * 14], "at most 1,000,000,000 windows"),
         (["TEXT", "--architecture", "lstm", "--preset", "tiny"], "book, mini, got"),
         (["TEXT", "--prompt", "@"], "U+0040"),
+        (
+            ["TEXT", "--architecture", "lstm", "--rematerialize"],
+            "must be a GPTConfig to",
+        ),
         (["TEXT", "--split", "0.9"], "split must be 2 or 3 numbers, got 1"),
         (["TEXT", "--split", "0.9", "0.5"], "fractions"),
         (["TEXT", "--split", "inf", "3"], "split must be a finite number"),

@@ -304,6 +304,16 @@ class TransformerBlock(keras.layers.Layer):
             hidden = self._feed_forward_norm(hidden)
         return (hidden, *extras) if extras else hidden
 
+    def rematerialized_call(self, layer_call, *args, **kwargs):
+        # Backends take a function of tensors, and nothing by keyword.
+        if not args:
+            return layer_call
+        inputs, *others = args
+        run = super().rematerialized_call(
+            lambda inputs: layer_call(inputs, *others, **kwargs), inputs
+        )
+        return lambda *args, **kwargs: run(inputs)
+
     def compute_output_spec(self, *args, **kwargs):
         return self._attention.compute_output_spec(*args, **kwargs)
 

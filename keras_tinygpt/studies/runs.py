@@ -1,5 +1,6 @@
 """One training run from config to scores, as commands and studies share it."""
 
+import contextlib
 import dataclasses
 import platform
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from keras_tinygpt.models import (
     build_lstm,
     fingerprint,
 )
+from keras_tinygpt.models.gpt import remat_scope
 from keras_tinygpt.text import Corpus, Prepared
 from keras_tinygpt.training import TrainConfig, TrainResult, model_window, train
 
@@ -35,6 +37,7 @@ class Run:
         config: shape of the model.
         training: how to train; its seed is that of the weights too.
         precision: Keras dtype policy.
+        rematerialize: whether blocks are computed again for the backward pass.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Run:
     config: GPTConfig | LSTMConfig
     training: TrainConfig
     precision: str = "float32"
+    rematerialize: bool = False
 
     @property
     def started(self) -> bool:
@@ -83,7 +87,9 @@ def fit_run(
 ) -> tuple[keras.Model, TrainResult]:
     """Builds and trains the model of a run; `resume` goes on from a checkpoint."""
     build = build_gpt if isinstance(run.config, GPTConfig) else build_lstm
-    model = build(run.config, seed=run.training.seed, dtype=run.precision)
+    scope = remat_scope(run.config) if run.rematerialize else contextlib.nullcontext()
+    with scope:
+        model = build(run.config, seed=run.training.seed, dtype=run.precision)
     print(
         f"\n{run.name}: {model.count_params():,} parameters, "
         f"{run.training.steps:,} steps of {run.training.batch_size} windows of "
