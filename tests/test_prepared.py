@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keras_tinygpt as tg
+from keras_tinygpt.files import sealed, write_json
 from keras_tinygpt.text import preparing
 from keras_tinygpt.text.prepared import DESCRIPTION
 
@@ -230,6 +231,11 @@ def test_a_damaged_folder_is_noticed(texts, tmp_path):
     (out / DESCRIPTION).write_text(json.dumps(description | {"dtype": "uint32"}))
     with pytest.raises(ValueError, match="prepared.json is damaged"):
         tg.load_prepared(out)
+    del description["sha256"]
+    for changes in ({"tokens": {"other": 5}}, {"files": 3}, {"characters": [1]}):
+        write_json(out / DESCRIPTION, sealed(description | changes))
+        with pytest.raises(ValueError, match="prepared.json is damaged"):
+            tg.load_prepared(out)
     with pytest.raises(FileNotFoundError, match="a folder with prepared.json or"):
         tg.load_prepared(tmp_path)
 

@@ -128,7 +128,14 @@ def test_importing_prints_nothing():
     assert result.stdout == b""
 
 
-@pytest.mark.parametrize("script", ["train_gpt.py", "train_lstm.py", "train_bpe.py"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        *("train_gpt.py", "train_lstm.py", "train_bpe.py"),
+        pytest.param("train_prepared.py", marks=slow),
+        pytest.param("finetune_adapters.py", marks=slow),
+    ],
+)
 def test_example_scripts(tmp_path, script):
     if script == "train_bpe.py":
         pytest.importorskip("tokenizers", reason="needs the extra [bpe]")

@@ -95,13 +95,13 @@ def load_prepared(path: str | os.PathLike) -> Prepared:
         return _load_bare(folder)
     content = read_sealed(folder / DESCRIPTION, FORMAT_VERSION)
     try:
-        dtype, tokens = content["dtype"], dict(content["tokens"])
-        files = dict(content["files"])
+        dtype, files = content["dtype"], dict(content["files"])
+        parts = {part: PART_FILES[part] for part in content["tokens"]}
         name, sha256 = str(content["name"]), str(content["text_sha256"])
         characters = {str(k): int(v) for k, v in content["characters"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{folder / DESCRIPTION} is damaged: {error!r}") from error
-    for file in (TOKENIZER, *(PART_FILES[part] for part in tokens)):
+    for file in (TOKENIZER, *parts.values()):
         if not (folder / file).is_file():
             raise FileNotFoundError(f"{folder} has no {file}")
         if file_sha256(folder / file) != files.get(file):
@@ -113,7 +113,7 @@ def load_prepared(path: str | os.PathLike) -> Prepared:
         name=name,
         sha256=sha256,
         tokenizer=load_tokenizer(folder / TOKENIZER),
-        parts={part: load_ids(folder / PART_FILES[part], dtype) for part in tokens},
+        parts={part: load_ids(folder / file, dtype) for part, file in parts.items()},
         characters=characters,
     )
 

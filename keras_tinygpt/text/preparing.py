@@ -266,7 +266,8 @@ def _get_tokenizer(
         # A token is a byte or more, so that as many bytes are in the training part.
         share = split[0] if split[0] >= 1 else split[0] * sum(s.size for s in shards)
         texts = _beginning(shards, min(_LEARNED_BYTES, int(share)))
-        tokenizer = BPETokenizer.from_text(texts, vocab_size or BPE_VOCAB_SIZE)
+        size = BPE_VOCAB_SIZE if vocab_size is None else vocab_size
+        tokenizer = BPETokenizer.from_text(texts, size)
     replace_file(path, tokenizer.save)
     return tokenizer
 
