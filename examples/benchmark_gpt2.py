@@ -25,19 +25,18 @@ from keras_tinygpt.training import compile_model
 SHAPE = tg.GPTConfig(
     *(50257, 1024, 12, 12), hidden_dim=768, qkv_bias=True, tie_embeddings=True
 )
-BATCH, LENGTH, STEPS, NEW = 4, 256, 2, 64
+BATCH, LENGTH, STEPS, NEW = 4, 256, 1, 64
 TRAINING = {  # dtype policy, blocks rematerialized, parts of a batch
     "float32": ("float32", False, 1),
     "blocks rematerialized": ("float32", True, 1),
     "4 parts accumulated": ("float32", False, 4),
     "mixed_bfloat16": ("mixed_bfloat16", False, 1),
-    "mixed_bfloat16, rematerialized, 4 parts": ("mixed_bfloat16", True, 4),
 }
 BACKENDS = ("tensorflow", "torch")
 
 
 def train(policy, rematerialized, parts):
-    """Seconds a step of the whole batch, the first left out."""
+    """Fits one batch, in one part or more."""
     keras.config.set_dtype_policy(policy)
     if rematerialized:
         with remat_scope(SHAPE):
@@ -53,12 +52,7 @@ def train(policy, rematerialized, parts):
     data = tg.WindowDataset(ids, starts, LENGTH)
     if keras.backend.backend() == "tensorflow":
         data = data.as_tf_data()
-    times = []
-    note = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: times.append(time.perf_counter())
-    )
-    model.fit(data, verbose=0, shuffle=False, callbacks=[note])
-    return (times[-1] - times[parts - 1]) / (STEPS - 1)
+    model.fit(data, verbose=0, shuffle=False)
 
 
 def generate(folder):
@@ -101,11 +95,11 @@ def main():
     kind, rows = sys.argv[1], []
     if kind == "train":
         for name in TRAINING:
-            value, used = worker(BACKENDS[0], "train", name)
-            rows.append([name, f"{used:.2f}", f"{value:.1f}"])
+            _, used = worker("torch", "train", name)
+            rows.append([name, f"{used:.2f}"])
             print(rows[-1], flush=True)
-        setting = f"{BATCH} windows of {LENGTH} tokens a step, AdamW"
-        columns = ["setting", "peak GB", "seconds a step"]
+        setting = f"{BATCH} windows of {LENGTH} tokens a step, AdamW, PyTorch"
+        columns = ["setting", "peak GB"]
     else:
         with tempfile.TemporaryDirectory() as temporary:
             folder = str(write_folder(Path(temporary, "gpt2")))
@@ -115,7 +109,7 @@ def main():
                 print(rows[-1], flush=True)
         setting = f"{NEW} new tokens, window {LENGTH}, batch 1, medians of 3 runs"
         columns = ["backend", "peak GB", "tokens/s"]
-    names = ("keras", *(BACKENDS if kind == "generate" else BACKENDS[:1]))
+    names = ("keras", *(BACKENDS if kind == "generate" else BACKENDS[1:]))
     result = {
         "kind": "table",
         "command": f"python examples/benchmark_gpt2.py {kind}",

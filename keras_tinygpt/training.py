@@ -434,11 +434,14 @@ def _check_replicas(config: TrainConfig, replicas: int) -> None:
             f"batch_size / gradient_accumulation_steps must be divisible by the "
             f"{replicas} replicas, got {config.batch_size} / {accumulated}"
         )
-    if replicas > 1 and keras.backend.backend() == "tensorflow" and accumulated > 1:
-        raise ValueError(
-            "gradient_accumulation_steps must be 1 with tf.distribute, got "
-            f"{accumulated}"
-        )
+    if replicas > 1 and keras.backend.backend() == "tensorflow":
+        if accumulated > 1:
+            raise ValueError(
+                "gradient_accumulation_steps must be 1 with tf.distribute, got "
+                f"{accumulated}"
+            )
+        if config.jit_compile:
+            raise ValueError("jit_compile must be False with tf.distribute, got True")
 
 
 def _validation_dataset(

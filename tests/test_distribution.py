@@ -162,7 +162,7 @@ def small_model(**changes):
 
 def train_a_little(model, **settings):
     text = token_ids(200, vocab_size=V)
-    config = tg.TrainConfig(steps=2, jit_compile=False, **settings)
+    config = tg.TrainConfig(**{"steps": 2, "jit_compile": False, **settings})
     return tg.train(model, text[:150], text[150:], config, verbose=False)
 
 
@@ -221,6 +221,8 @@ def test_batches_that_do_not_divide(monkeypatch):
     if keras.backend.backend() == "tensorflow":
         with pytest.raises(ValueError, match="must be 1 with tf.distribute, got 2"):
             train_a_little(small_model(), **settings)
+        with pytest.raises(ValueError, match="jit_compile must be False with tf"):
+            train_a_little(small_model(), batch_size=6, jit_compile=True)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow")

@@ -17,6 +17,7 @@ import numpy as np
 from keras_tinygpt.checks import check_choice
 from keras_tinygpt.files import file_sha256, read_sealed
 from keras_tinygpt.text.bpe import BPETokenizer
+from keras_tinygpt.text.corpus import KNOWN_NAMES
 from keras_tinygpt.text.tokenizers import load_tokenizer
 
 FORMAT_VERSION = 1
@@ -70,9 +71,11 @@ def load_ids(path: str | os.PathLike, dtype: str = "uint16") -> np.ndarray:
 
 
 def is_prepared(path: str | os.PathLike) -> bool:
-    """Whether `path` is a folder of token ids."""
+    """Whether `path` is a folder of token ids; the name of a corpus is not."""
     folder = Path(path)
-    return any((folder / name).is_file() for name in (DESCRIPTION, "train.bin"))
+    return path not in KNOWN_NAMES and any(
+        (folder / name).is_file() for name in (DESCRIPTION, "train.bin")
+    )
 
 
 def load_prepared(path: str | os.PathLike) -> Prepared:
