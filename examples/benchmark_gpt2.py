@@ -25,17 +25,19 @@ from keras_tinygpt.training import compile_model
 SHAPE = tg.GPTConfig(
     *(50257, 1024, 12, 12), hidden_dim=768, qkv_bias=True, tie_embeddings=True
 )
-BATCH, LENGTH, STEPS, NEW = 4, 256, 1, 64
-TRAINING = {  # dtype policy, blocks rematerialized, parts of a batch
-    "float32": ("float32", False, 1),
-    "blocks rematerialized": ("float32", True, 1),
-    "4 parts accumulated": ("float32", False, 4),
-    "mixed_bfloat16": ("mixed_bfloat16", False, 1),
+WINDOW, NEW = 256, 64  # tokens of generation
+TRAINING = {  # dtype policy, blocks rematerialized, parts of a batch, windows, tokens
+    "float32, 4 x 256": ("float32", False, 1, 4, 256),
+    "blocks rematerialized, 4 x 256": ("float32", True, 1, 4, 256),
+    "4 parts accumulated, 4 x 256": ("float32", False, 4, 4, 256),
+    "mixed_bfloat16, 4 x 256": ("mixed_bfloat16", False, 1, 4, 256),
+    "float32, 2 x 1024": ("float32", False, 1, 2, 1024),
+    "blocks rematerialized, 2 x 1024": ("float32", True, 1, 2, 1024),
 }
 BACKENDS = ("tensorflow", "torch")
 
 
-def train(policy, rematerialized, parts):
+def train(policy, rematerialized, parts, batch_size, length):
     """Fits one batch, in one part or more."""
     keras.config.set_dtype_policy(policy)
     if rematerialized:
@@ -43,21 +45,17 @@ def train(policy, rematerialized, parts):
             model = tg.build_gpt(SHAPE)
     else:
         model = tg.build_gpt(SHAPE)
-    config = tg.TrainConfig(STEPS, BATCH, gradient_accumulation_steps=parts)
+    config = tg.TrainConfig(1, batch_size, gradient_accumulation_steps=parts)
     compile_model(model, config)
     ids = np.random.default_rng(0).integers(0, SHAPE.vocab_size, 9_999, np.int32)
-    starts = tg.window_schedule(len(ids), LENGTH, STEPS, BATCH).reshape(
-        -1, BATCH // parts
-    )
-    data = tg.WindowDataset(ids, starts, LENGTH)
-    if keras.backend.backend() == "tensorflow":
-        data = data.as_tf_data()
+    starts = tg.window_schedule(len(ids), length, 1, batch_size)
+    data = tg.WindowDataset(ids, starts.reshape(parts, -1), length)
     model.fit(data, verbose=0, shuffle=False)
 
 
 def generate(folder):
     """Tokens per second with a cache, the first call left out."""
-    lm = tg.from_pretrained(folder, max_sequence_length=LENGTH)
+    lm = tg.from_pretrained(folder, max_sequence_length=WINDOW)
     seconds = []
     for seed in range(4):
         started = time.perf_counter()
@@ -98,7 +96,7 @@ def main():
             _, used = worker("torch", "train", name)
             rows.append([name, f"{used:.2f}"])
             print(rows[-1], flush=True)
-        setting = f"{BATCH} windows of {LENGTH} tokens a step, AdamW, PyTorch"
+        setting = "windows x tokens a step, AdamW, PyTorch"
         columns = ["setting", "peak GB"]
     else:
         with tempfile.TemporaryDirectory() as temporary:
@@ -107,7 +105,7 @@ def main():
                 value, used = worker(backend, "generate", folder)
                 rows.append([backend, f"{used:.2f}", f"{value:.1f}"])
                 print(rows[-1], flush=True)
-        setting = f"{NEW} new tokens, window {LENGTH}, batch 1, medians of 3 runs"
+        setting = f"{NEW} new tokens, window {WINDOW}, batch 1, medians of 3 runs"
         columns = ["backend", "peak GB", "tokens/s"]
     names = ("keras", *(BACKENDS if kind == "generate" else BACKENDS[1:]))
     result = {
