@@ -1,11 +1,14 @@
 """Argument checks that name the argument, the rule and the value received."""
 
 import math
+import mmap
 import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+_CHUNK_IDS = 1 << 24
 
 
 def check_int(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
@@ -63,8 +66,8 @@ def check_ids(
     """Returns `ids` as a one-dimensional integer array, or raises ValueError.
 
     Args:
-        ids: array or list; a memory-mapped array is neither read whole nor copied
-            unless `vocab_size` is given.
+        ids: array or list; a memory-mapped array is not copied, and read (a piece at
+            a time) only if `vocab_size` is given.
         vocab_size: if given, every id must be below it and at least 0.
         name: what the message calls the argument.
         least: fewest tokens there may be.
@@ -79,10 +82,32 @@ def check_ids(
             f"{name} must be a one-dimensional integer array, "
             f"got shape {ids.shape} and dtype {ids.dtype}"
         )
-    if vocab_size is not None and (ids.min() < 0 or ids.max() >= vocab_size):
-        index = int(np.argmax((ids < 0) | (ids >= vocab_size)))
+    if vocab_size is not None:
+        for start in range(0, len(ids), _CHUNK_IDS):
+            _check_range(ids, start, vocab_size, name)
+    return ids
+
+
+def _check_range(ids: np.ndarray, start: int, vocab_size: int, name: str) -> None:
+    part = ids[start : start + _CHUNK_IDS]
+    if part.min() < 0 or part.max() >= vocab_size:
+        index = int(np.argmax((part < 0) | (part >= vocab_size)))
         raise ValueError(
             f"{name} must lie between 0 and {vocab_size - 1} "
-            f"(vocab_size={vocab_size}), got {ids[index]} at index {index}"
+            f"(vocab_size={vocab_size}), got {part[index]} at index {start + index}"
         )
-    return ids
+    release_pages(ids)
+
+
+def release_pages(array: np.ndarray) -> None:
+    """Gives back the memory that a read-only memory map has been read into.
+
+    The system would take it when it is short of memory; what is read again comes from
+    the file. Other arrays stay as they are.
+    """
+    root = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    if isinstance(root.base, mmap.mmap) and getattr(root, "mode", None) == "r":
+        if hasattr(mmap, "MADV_DONTNEED"):
+            root.base.madvise(mmap.MADV_DONTNEED)

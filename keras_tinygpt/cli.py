@@ -1,4 +1,4 @@
-"""The command line: tinygpt train, evaluate, generate, explore, export and so on.
+"""The command line: tinygpt train, prepare, evaluate, generate, explore and so on.
 
 Flags come from the config dataclasses. Bad input ends with one line on standard error
 and exit code 2, Ctrl-C with exit code 130 (0 where it is the way to end); in both cases
@@ -33,8 +33,9 @@ class TrainOptions:
     """Train a model on a text, score it, save it and print a sample.
 
     Args:
-        corpus: a UTF-8 text file, "five-nights" (comes with the package) or
-            "shakespeare" (downloaded once).
+        corpus: a UTF-8 text file, a folder of .txt files, a quoted pattern such as
+            "texts/**/*.txt", a folder made by tinygpt prepare or nanoGPT, "five-nights"
+            (comes with the package) or "shakespeare" (downloaded once).
         architecture: gpt or lstm.
         preset: shape of the model and recipe of the training; other flags change
             single values of it. tiny is for the gpt only.
@@ -50,6 +51,8 @@ class TrainOptions:
             name OUT.previous until the new one is complete.
         resume: whether the interrupted run in that folder is continued.
         precision: float32, mixed_bfloat16 or mixed_float16.
+        rematerialize: whether blocks are computed again for the backward pass, which
+            takes less memory and more time (gpt without dropout).
         prompt: start of the sample; default is the first line of the validation part.
         sample_tokens: length of the sample, in tokens.
         show_samples: whether a short sample is printed at every validation.
@@ -67,10 +70,39 @@ class TrainOptions:
     force: bool = False
     resume: bool = False
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    rematerialize: bool = False
     prompt: str | None = None
     sample_tokens: int = 300
     show_samples: bool = False
     tensorboard: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareOptions:
+    """Write the token ids of a text of any size to files that tinygpt train reads.
+
+    The same command goes on where it was stopped.
+
+    Args:
+        corpus: text file, folder, quoted pattern or corpus name, as in tinygpt train.
+        tokenizer: char, byte, bpe (learned on the training part, the first 100 MB of
+            it at most), or path of a tokenizer.json or of a folder with one, or with
+            GPT-2's vocab.json and merges.txt.
+        vocab_size: most tokens of the bpe tokenizer, at least 256; default is 2048.
+        split: fractions or token counts of the training, validation and optional test
+            part, in the order of the text.
+        out: folder to write; default saved_models/CORPUS-ids.
+        processes: how many encode; default is one a core.
+        force: whether what is there already, unfinished work too, is replaced.
+    """
+
+    corpus: tyro.conf.Positional[str]
+    tokenizer: str = "char"
+    vocab_size: int | None = None
+    split: tuple[float, ...] = (0.99, 0.01)
+    out: Path | None = None
+    processes: int | None = None
+    force: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,6 +334,12 @@ def _train(argv: list[str]) -> None:
     )
 
 
+def _prepare(argv: list[str]) -> None:
+    commands.prepare_command(
+        _parse("prepare", {"options": PrepareOptions}, argv)["options"]
+    )
+
+
 def _peek(argv: list[str], name: str, default: str) -> str:
     """The value of one flag, before the others are known."""
     flag, value = f"--{name}", default
@@ -355,6 +393,7 @@ def _study(argv: list[str]) -> None:
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
+    "prepare": _prepare,
     "evaluate": _evaluate,
     "generate": _generate,
     "export": _export,
@@ -399,6 +438,7 @@ def _usage() -> str:
     lines = ["usage: tinygpt COMMAND [flags]", ""]
     for name, options in (
         ("train", TrainOptions),
+        ("prepare", PrepareOptions),
         ("evaluate", EvaluateOptions),
         ("generate", GenerateOptions),
         ("export", ExportOptions),

@@ -12,12 +12,14 @@ import shlex
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import rich.progress
 
 from keras_tinygpt import bundle as bundles
 from keras_tinygpt.callbacks import SampleText
@@ -33,6 +35,7 @@ from keras_tinygpt.models import (
     GPTConfig,
     LSTMConfig,
 )
+from keras_tinygpt.models.gpt import remat_scope
 from keras_tinygpt.plots import plot_history
 from keras_tinygpt.pretrained.writing import export_safetensors
 from keras_tinygpt.speed import speed_line
@@ -46,20 +49,25 @@ from keras_tinygpt.studies.runs import (
     print_table,
     run_metrics,
     score_run,
-    split_parts,
 )
 from keras_tinygpt.text import (
     BPETokenizer,
     ByteTokenizer,
     CharTokenizer,
     Corpus,
+    Prepared,
     encode_corpus,
     even_starts,
     load_corpus,
+    load_prepared,
+    prepare,
     split_ids,
+    split_parts,
     window_schedule,
 )
-from keras_tinygpt.text.corpus import EMBEDDED_NAME
+from keras_tinygpt.text.corpus import EMBEDDED_NAME, find_texts
+from keras_tinygpt.text.prepared import find_tokenizer, is_prepared
+from keras_tinygpt.text.preparing import BPE_VOCAB_SIZE, KINDS
 from keras_tinygpt.training import (
     TrainConfig,
     TrainingStopped,
@@ -67,7 +75,7 @@ from keras_tinygpt.training import (
     model_window,
 )
 
-BPE_VOCAB_SIZE = 2048
+COUNTED_TOKENS = 20_000_000  # training tokens that n-grams are counted on, at most
 
 
 def train_command(
@@ -81,8 +89,7 @@ def train_command(
         training: how to train.
         argv: the flags as typed, for the line that says how to go on.
     """
-    corpus = load_corpus(options.corpus)
-    tokenizer, parts, characters = _tokenize(corpus, options)
+    corpus, tokenizer, parts, characters = _read_parts(options)
     make = GPTConfig if options.architecture == "gpt" else LSTMConfig
     config = make(vocab_size=tokenizer.vocab_size, **model_flags)
     length = training.sequence_length or config.max_sequence_length
@@ -91,20 +98,25 @@ def train_command(
         even_starts(len(parts[name]), length, name=f"the {name} part")
     check_int("sample_tokens", options.sample_tokens, 0, MAX_NEW_TOKENS)
     _check_memory(config)
+    if options.rematerialize:
+        remat_scope(config)  # which a GPT alone has
     prompt = _first_line(tokenizer, parts) if options.prompt is None else options.prompt
     tokenizer.encode(prompt)  # unknown characters are told before training
 
     kind = options.preset + ("-lstm" if options.architecture == "lstm" else "")
     out = options.out or Path("saved_models", f"{Path(corpus.name).stem}-{kind}")
-    jobs = [Run(kind, out, config, training, options.precision)]
+    rematerialize = options.rematerialize
+    jobs = [Run(kind, out, config, training, options.precision, rematerialize)]
     if options.with_lstm and options.architecture == "gpt":
         jobs.append(_lstm_beside(jobs[0], options.preset))
     _claim(out, options)
     sizes = ", ".join(f"{name} {len(part):,}" for name, part in parts.items())
     print(f"{corpus.name}: vocabulary {tokenizer.vocab_size}; tokens: {sizes}")
 
-    rates = {name: len(ids) / characters[name] for name, ids in parts.items()}
-    counts = count_ngrams(parts, tokenizer.vocab_size)
+    rates = {name: len(parts[name]) / count for name, count in characters.items()}
+    counts = []
+    if len(parts["train"]) <= COUNTED_TOKENS:
+        counts = count_ngrams(parts, tokenizer.vocab_size)
     counts = [_with_rates(row, rates) for row in counts]
     rows, histories = [], {}
     for job in jobs:
@@ -137,6 +149,29 @@ def train_command(
     print(f"\n\nsaved {out}: model.keras, tokenizer.json, metrics.json, curve.png")
     print(f"continue a text: tinygpt generate {shlex.quote(str(out))} 'your prompt'")
     return out
+
+
+def _read_parts(
+    options: Any,
+) -> tuple[Corpus | Prepared, Any, dict[str, np.ndarray], dict[str, int]]:
+    """The text, its tokenizer, the ids of each part, and how long the parts are."""
+    if not is_prepared(options.corpus):
+        corpus = load_corpus(options.corpus)
+        return corpus, *_tokenize(corpus, options)
+    for field in dataclasses.fields(options):
+        if field.name in ("tokenizer", "vocab_size", "split"):
+            value = getattr(options, field.name)
+            if value != field.default:
+                raise ValueError(
+                    f"{field.name} must be left out for prepared ids, got {value!r}"
+                )
+    prepared = load_prepared(options.corpus)
+    if prepared.tokenizer is None:
+        raise ValueError(
+            f"corpus must have a tokenizer: put the tokenizer.json, or vocab.json and "
+            f"merges.txt, that made the ids of {options.corpus} beside them"
+        )
+    return prepared, prepared.tokenizer, prepared.parts, prepared.characters
 
 
 def _tokenize(
@@ -282,6 +317,41 @@ def _how_to_go_on(folder: Path, out: Path, argv: list[str]) -> str:
     return f"{kept}; go on with: {command}"
 
 
+def prepare_command(options: Any) -> Path:
+    """Writes the token ids of a text to a folder; see `cli.PrepareOptions`."""
+    tokenizer, started = options.tokenizer, time.perf_counter()
+    if tokenizer not in KINDS:
+        tokenizer = find_tokenizer(tokenizer)
+    out = options.out
+    if out is None:
+        out = Path("saved_models", f"{Path(find_texts(options.corpus)[0]).stem}-ids")
+    with rich.progress.Progress(
+        *rich.progress.Progress.get_default_columns()[:2],
+        rich.progress.DownloadColumn(),
+        rich.progress.TransferSpeedColumn(),
+        rich.progress.TimeRemainingColumn(),
+    ) as bar:
+        task = bar.add_task(str(out), total=None)
+        prepared = prepare(
+            options.corpus,
+            out,
+            tokenizer,
+            options.vocab_size,
+            split=options.split,
+            processes=options.processes,
+            overwrite=options.force,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    sizes = ", ".join(f"{name} {len(ids):,}" for name, ids in prepared.parts.items())
+    vocabulary = prepared.tokenizer.vocab_size
+    print(
+        f"{prepared.name}: vocabulary {vocabulary}; tokens: {sizes}; "
+        f"{time.perf_counter() - started:.1f} s"
+    )
+    print(f"saved {out}: train with: tinygpt train {shlex.quote(str(out))}")
+    return out
+
+
 def _load(path: Path) -> bundles.LanguageModel:
     """A model that reads and writes text."""
     language_model = bundles.load(path)
@@ -328,14 +398,19 @@ def _held_out_part(
         source = str(source)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"corpus must be given: {bundle} does not name one") from error
-    corpus = load_corpus(source)
+    prepared = is_prepared(source)
+    corpus = load_prepared(source) if prepared else load_corpus(source)
     if corpus.sha256 != sha256:
         raise ValueError(
             f"corpus {source} is not the text the model was trained on (its sha256 "
             "differs); name the text to score"
         )
     tokenizer = language_model.tokenizer
-    if tokenizer.concatenates:
+    if prepared:
+        if corpus.tokenizer != tokenizer:
+            raise ValueError(f"corpus {source} holds the ids of another tokenizer")
+        ids = corpus.parts[list(split)[-1]]
+    elif tokenizer.concatenates:
         ids = encode_corpus(corpus, tokenizer)
         ids = split_ids(ids, counts=list(split.values()))[-1]
     else:  # the text was cut, not its tokens

@@ -27,6 +27,12 @@ from keras_tinygpt.checks import (
     check_ids,
     check_int,
 )
+from keras_tinygpt.distribution import (
+    check_strategy,
+    count_replicas,
+    strategy_scope,
+    summing_optimizer,
+)
 from keras_tinygpt.files import (
     file_sha256,
     read_sealed,
@@ -248,24 +254,35 @@ def make_optimizer(
 ) -> keras.optimizers.Optimizer:
     """Returns the optimizer of `config`, with weight decay on matrices only.
 
-    Pass it to `model.compile` when you write the training script yourself.
+    Pass it to `model.compile` when you write the training script yourself; with
+    tf.distribute, in the scope of the strategy.
     """
     common: dict[str, Any] = {
         "learning_rate": StepSchedule(config),
         "global_clipnorm": config.clip_norm,
     }
+    classes = {
+        "adam": keras.optimizers.Adam,
+        "adamw": keras.optimizers.AdamW,
+        "muon": keras.optimizers.Muon,
+    }
+    make = classes[config.optimizer]
+    replicas = count_replicas(model)
+    if keras.backend.backend() == "tensorflow" and replicas > 1 and config.clip_norm:
+        make = summing_optimizer(make)
+        common["global_clipnorm"] = config.clip_norm / replicas
     if config.gradient_accumulation_steps > 1:
         common["gradient_accumulation_steps"] = config.gradient_accumulation_steps
     if config.ema_momentum is not None:
         common.update(use_ema=True, ema_momentum=config.ema_momentum)
     if config.optimizer == "adam":
-        return keras.optimizers.Adam(beta_2=config.beta_2, **common)
+        return make(beta_2=config.beta_2, **common)
     if config.optimizer == "adamw":
-        optimizer = keras.optimizers.AdamW(
+        optimizer = make(
             weight_decay=config.weight_decay, beta_2=config.beta_2, **common
         )
     else:
-        optimizer = keras.optimizers.Muon(
+        optimizer = make(
             weight_decay=config.weight_decay,
             adam_weight_decay=config.weight_decay,
             adam_beta_2=config.beta_2,
@@ -285,17 +302,19 @@ def compile_model(model: keras.Model, config: TrainConfig) -> None:
     """
     jit_compile = config.jit_compile
     if jit_compile is None:
-        jit_compile = keras.backend.backend() != "torch"
-    optimizer = make_optimizer(config, model)
-    # Left to the first step, this would make TensorFlow trace that step twice.
-    optimizer.build(model.trainable_variables)
-    model.compile(
-        optimizer=optimizer,
-        loss=keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, reduction="mean_with_sample_weight"
-        ),
-        jit_compile=jit_compile,
-    )
+        in_parts = keras.backend.backend() == "tensorflow" and count_replicas(model) > 1
+        jit_compile = keras.backend.backend() != "torch" and not in_parts
+    with strategy_scope(model):
+        optimizer = make_optimizer(config, model)
+        # Left to the first step, this would make TensorFlow trace that step twice.
+        optimizer.build(model.trainable_variables)
+        model.compile(
+            optimizer=optimizer,
+            loss=keras.losses.SparseCategoricalCrossentropy(
+                from_logits=True, reduction="mean_with_sample_weight"
+            ),
+            jit_compile=jit_compile,
+        )
 
 
 def model_window(model: keras.Model, sequence_length: int | None = None) -> int:
@@ -345,7 +364,8 @@ def train(
 
     Raises:
         ValueError: for token ids outside the vocabulary, parts shorter than a window,
-            or a checkpoint of another run.
+            batches that the replicas of a distribution cannot share equally, or a
+            checkpoint of another run.
         TrainingDiverged: when the loss is no longer finite; names the step. The last
             checkpoint is kept.
         TrainingStopped: after Ctrl-C or SIGTERM, in the main thread with a
@@ -366,7 +386,10 @@ def train(
         seed=config.seed,
         name="train_ids",
     )
-    validation = _pipeline(_validation_dataset(valid_ids, length, config))
+    check_strategy(model)
+    replicas = count_replicas(model)
+    _check_replicas(config, replicas)
+    validation = _pipeline(_validation_dataset(valid_ids, length, config, replicas))
     initial = fingerprint(model)
     compile_model(model, config)
     run = _Run(config, fingerprint_array(starts), initial)
@@ -410,35 +433,48 @@ def train(
     return run.finish(model, store)
 
 
-def _validation_dataset(ids, length: int, config: TrainConfig) -> WindowDataset:
+def _check_replicas(config: TrainConfig, replicas: int) -> None:
+    """Raises ValueError unless every batch has equal parts for all replicas."""
+    accumulated = config.gradient_accumulation_steps
+    if config.batch_size // accumulated % replicas:
+        raise ValueError(
+            f"batch_size / gradient_accumulation_steps must be divisible by the "
+            f"{replicas} replicas, got {config.batch_size} / {accumulated}"
+        )
+    if replicas > 1 and keras.backend.backend() == "tensorflow":
+        if accumulated > 1:
+            raise ValueError(
+                "gradient_accumulation_steps must be 1 with tf.distribute, got "
+                f"{accumulated}"
+            )
+        if config.jit_compile:
+            raise ValueError("jit_compile must be False with tf.distribute, got True")
+
+
+def _validation_dataset(
+    ids, length: int, config: TrainConfig, replicas: int = 1
+) -> WindowDataset:
     """At most `validation_windows` even windows in batches of one shape."""
     starts = even_starts(len(ids), length, name="valid_ids")
     if len(starts) > config.validation_windows:
         picked = np.linspace(0, len(starts) - 1, config.validation_windows)
         starts = starts[np.round(picked).astype("int64")]
-    batch_size = min(len(starts), config.batch_size)
+    batch_size = min(len(starts), config.batch_size) // replicas * replicas
+    if not batch_size:
+        raise ValueError(
+            f"valid_ids must hold a window of {length} tokens for each of the "
+            f"{replicas} replicas, got {len(starts)} (validation_windows="
+            f"{config.validation_windows})"
+        )
     whole = len(starts) // batch_size * batch_size
     return WindowDataset(ids, starts[:whole].reshape(-1, batch_size), length)
 
 
 def _pipeline(dataset: WindowDataset) -> Any:
-    """The dataset in the form `fit` reads it best.
-
-    Left to Keras, TensorFlow would tune its threads now and then, and whoever closes
-    the pipeline waits for the next time, up to a minute.
-    """
+    """The dataset in the form `fit` reads it best."""
     if keras.backend.backend() != "tensorflow":
         return dataset
-    import tensorflow as tf
-
-    batch = tf.TensorSpec((None, dataset.sequence_length), tf.int32)
-    pipeline = tf.data.Dataset.from_generator(
-        lambda: iter(dataset), output_signature=(batch, batch)
-    )
-    pipeline = pipeline.apply(tf.data.experimental.assert_cardinality(len(dataset)))
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return pipeline.prefetch(2).with_options(options)
+    return dataset.as_tf_data()
 
 
 def _tensorboard(directory) -> keras.callbacks.Callback:

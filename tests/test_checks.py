@@ -1,11 +1,21 @@
 """Tests of keras_tinygpt.checks."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from keras_tinygpt.checks import check_bool, check_choice, check_float, check_int
+from keras_tinygpt import checks
+from keras_tinygpt.checks import (
+    check_bool,
+    check_choice,
+    check_float,
+    check_ids,
+    check_int,
+    release_pages,
+)
+from keras_tinygpt.text import WindowDataset
 
 
 @pytest.mark.parametrize(
@@ -62,3 +72,41 @@ def test_a_bad_value_is_named_with_its_rule(check, args, options, message):
     with pytest.raises(ValueError) as caught:
         check("units", *args, **options)
     assert message in str(caught.value) and str(caught.value).startswith("units must")
+
+
+def resident_files() -> int:
+    """Bytes of files that are mapped into this process and in memory."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("RssFile:")[1].split()[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_a_memory_map_is_read_a_piece_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "_CHUNK_IDS", 1 << 20)
+    path, size = tmp_path / "ids.bin", 60_000_000
+    np.resize(np.arange(61, dtype="uint8"), size).tofile(path)
+    ids = np.memmap(path, "uint8", "r")
+    before = resident_files()
+    int(ids[:-1].max())  # takes as much memory as the file
+    assert resident_files() - before > size * 0.9
+    release_pages(ids[5:])
+    assert resident_files() - before < size * 0.1
+    assert check_ids(ids[1:], 61) is not None
+    assert resident_files() - before < size * 0.1
+    starts = np.arange(0, size - 9000, 4096)[:, None]
+    for _ in WindowDataset(ids, starts, 3):  # a window from each page
+        pass
+    assert resident_files() - before < size * 0.1
+    with pytest.raises(ValueError, match="between 0 and 59 .* got 60 at index 59"):
+        check_ids(ids[1:], 60)
+
+
+def test_changes_to_a_memory_map_are_kept(tmp_path):
+    path = tmp_path / "ids.bin"
+    np.zeros(9000, "uint8").tofile(path)
+    for mode in ("c", "r+"):
+        ids = np.memmap(path, "uint8", mode)
+        ids[7] = 3
+        release_pages(ids)
+        assert ids[7] == 3
+    release_pages(np.zeros(3))

@@ -86,6 +86,48 @@ def test_train_evaluate_generate(text_file, tmp_path, capsys):
     run(*command, "--force")
 
 
+def test_prepare_train_evaluate(text_file, tmp_path, capsys):
+    split = ("--split", 0.9, 0.1)
+    run("prepare", text_file, *split, "--processes", 1)
+    out = capsys.readouterr().out
+    made = "saved_models/my text — é-ids"
+    assert "tokens: train 1,863, valid 207" in out
+    assert f"train with: tinygpt train '{made}'" in out
+    run("train", made, *SMALL, "--steps", 1, "--sample-tokens", 0, "--out", "run")
+    capsys.readouterr()
+    metrics = json.loads(Path("run", "metrics.json").read_text())["metrics"]
+    assert metrics["split"] == metrics["characters"] == {"train": 1863, "valid": 207}
+    corpus = tg.load_corpus(text_file)
+    assert metrics["corpus"] == {
+        "name": text_file.name,
+        "source": made,
+        "sha256": corpus.sha256,
+    }
+    assert set(metrics["ngrams"]) == {"3-gram, add 0.1", "5-gram, add 0.01"}
+    run("evaluate", "run")
+    nats = metrics["scores"]["valid"]["nats"]
+    assert f"{nats:.4f} nats per token" in capsys.readouterr().out
+
+    run("prepare", text_file, "--out", made, "--tokenizer", "byte", "--force")
+    run("prepare", text_file, *split, "--out", "again", "--tokenizer", "run")
+    tokenizer = tg.load_prepared("again").tokenizer
+    assert tokenizer == tg.CharTokenizer.from_text(corpus)
+    assert "the ids of another tokenizer" in fails(capsys, "evaluate", "run")
+    for arguments, message in (
+        (("prepare", text_file, "--out", made), "exists already; --force replaces it"),
+        (("prepare", "nowhere.txt"), "nowhere.txt"),
+        (("prepare", text_file, "--tokenizer", "word"), "word"),
+        (("prepare", text_file, "--out", "x", "--split", 5, 90_000), "must add up to"),
+        (("train", made, *split, "--vocab-size", 9), "vocab_size must be left out for"),
+        (("train", made, "--tokenizer", "bpe"), "tokenizer must be left out for"),
+        (("train", made, "--split", 0.5, 0.5), "split must be left out for prepared"),
+    ):
+        assert message in fails(capsys, *arguments)
+    Path("again", "tokenizer.json").unlink()
+    Path("again", "prepared.json").unlink()
+    assert "corpus must have a tokenizer" in fails(capsys, "train", "again")
+
+
 def test_force_loses_nothing(text_file, tmp_path, capsys):
     command = ["train", text_file, *SMALL, "--steps", 2, "--out", "run"]
     run(*command)
@@ -165,7 +207,7 @@ def test_bad_texts(text_file, tmp_path, capsys, content, message):
     ("arguments", "message"),
     [
         (["nowhere.txt"], "nowhere.txt"),
-        (["."], "directory"),
+        (["no*.txt"], "source must match text files"),
         (["TEXT", "--hidden-dim", "13"], "divisible by num_heads=4, got 13"),
         (["TEXT", "--positions", "rotary", "--hidden-dim", "12"], "rotary positions"),
         (["TEXT", "--hidden-dim", "15", "--num-heads", "3"], "even hidden_dim, got 15"),
@@ -178,6 +220,10 @@ def test_bad_texts(text_file, tmp_path, capsys, content, message):
         (["TEXT", "--steps", "9" * 14], "at most 1,000,000,000 windows"),
         (["TEXT", "--architecture", "lstm", "--preset", "tiny"], "book, mini, got"),
         (["TEXT", "--prompt", "@"], "U+0040"),
+        (
+            ["TEXT", "--architecture", "lstm", "--rematerialize"],
+            "must be a GPTConfig to",
+        ),
         (["TEXT", "--split", "0.9"], "split must be 2 or 3 numbers, got 1"),
         (["TEXT", "--split", "0.9", "0.5"], "fractions"),
         (["TEXT", "--split", "inf", "3"], "split must be a finite number"),

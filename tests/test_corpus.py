@@ -98,8 +98,44 @@ def test_a_missing_file(tmp_path, monkeypatch):
         assert repr(str(Path(name))) in message and "known names" not in message
 
 
-def test_a_directory(tmp_path):
-    assert repr(str(tmp_path)) in error_of(tmp_path, IsADirectoryError)
+def test_several_files_are_one_corpus(tmp_path, monkeypatch):
+    folder = tmp_path / "[plays] 1"
+    (folder / "deep").mkdir(parents=True)
+    first = write(folder / "b.txt", b"\xef\xbb\xbftwo\r\n")
+    second = write(folder / "c.txt", b"three")
+    write(folder / "a.txt", b"one")
+    write(folder / "deep" / "d.txt", b"four")
+    write(folder / "notes.md", b"no")
+    corpus = load_corpus(folder)
+    assert (corpus.name, corpus.text) == ("[plays] 1", "one\ntwo\nthree")
+    data = b"one" + first.read_bytes() + second.read_bytes()
+    assert corpus.sha256 == hashlib.sha256(data).hexdigest()
+    monkeypatch.chdir(folder)
+    assert load_corpus(".") == corpus
+    assert load_corpus("*.txt") == corpus
+    deep = load_corpus("**/*.txt")
+    assert (deep.name, deep.text) == ("[plays] 1", "one\ntwo\nthree\nfour")
+    assert load_corpus("[ab].txt").text == "one\ntwo\n"
+    only = load_corpus("*.md")
+    assert (only.name, only.text) == ("notes.md", "no")
+
+
+def test_a_file_whose_name_looks_like_a_pattern(tmp_path):
+    path = write(tmp_path / "a[1].txt", b"itself")
+    write(tmp_path / "a1.txt", b"another")
+    assert load_corpus(path).text == "itself"
+
+
+def test_no_files_at_all(tmp_path):
+    message = error_of(tmp_path, FileNotFoundError)
+    assert f"none are {str(tmp_path / '*.txt')!r}" in message
+    assert "none are 'x*.md'" in error_of("x*.md", FileNotFoundError)
+
+
+def test_a_bad_file_among_others_is_named(tmp_path):
+    write(tmp_path / "a.txt", b"fine")
+    write(tmp_path / "b.txt", b"\xff")
+    assert "b.txt" in error_of(tmp_path, ValueError)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xef\xbb\xbf"])

@@ -250,11 +250,14 @@ def test_no_other_class_is_looked_up(saved, tmp_path):
 
 def hostile_command(draw: random.Random, bundle_path, text_path) -> list[str]:
     """A command of which at least one argument is hostile; what is left is small."""
-    command = draw.choice(["train", "evaluate", "generate", "export", "inspect", "x"])
+    command = draw.choice(
+        ["train", "prepare", "evaluate", "generate", "export", "inspect", "x"]
+    )
     small = {
         "train": [str(text_path), "--steps", "1", "--batch-size", "2", "--out", "run",
                   "--hidden-dim", "4", "--num-heads", "1", "--num-layers", "1",
                   "--max-sequence-length", "5", "--jit-compile", "False"],
+        "prepare": [str(text_path), "--out", "ids"],
         "generate": [str(bundle_path), "Now", "--max-new-tokens", "2",
                      "--use-cache", "False"],
         "evaluate": [str(bundle_path), str(text_path)],
@@ -268,6 +271,7 @@ def hostile_command(draw: random.Random, bundle_path, text_path) -> list[str]:
                   "validate-every", "validation-windows", "restore-best", "hidden-dim",
                   "num-heads", "num-kv-heads", "num-layers", "max-sequence-length",
                   "dropout", "attention-window", "positions", "precision"],
+        "prepare": ["tokenizer", "vocab-size", "split", "out", "processes"],
         "generate": ["seed", "stop", "context", "unknown", "temperature", "top-k",
                      "top-p", "min-p", "repetition-penalty", "max-new-tokens"],
         "evaluate": ["method", "sequence-length", "unknown"],

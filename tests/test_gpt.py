@@ -21,6 +21,7 @@ from helpers import (
 )
 
 import keras_tinygpt as tg
+from keras_tinygpt.models.gpt import remat_scope
 
 pytestmark = pytest.mark.backend
 
@@ -410,3 +411,39 @@ def test_bad_preset_and_seed():
             small(seed=seed)
     with pytest.raises(ValueError, match="seed must be an integer, got 0.5"):
         small(seed=0.5)
+
+
+def test_rematerialized_blocks_train_alike(monkeypatch):
+    """The same losses and weights; each block is called once more for its gradient."""
+    config = tg.GPTConfig(**SMALL)
+    ids = token_ids(5, T + 1, vocab_size=V)
+    plain = tg.build_gpt(config, seed=1)
+    with remat_scope(config):
+        model = tg.build_gpt(config, seed=1)
+    assert fit_some_steps(model, ids) == pytest.approx(fit_some_steps(plain, ids))
+    for one, other in zip(model.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(to_numpy(one), to_numpy(other), atol=1e-5)
+    calls = []
+    call = tg.layers.TransformerBlock.call
+    monkeypatch.setattr(
+        tg.layers.TransformerBlock,
+        "call",
+        lambda self, *args, **kwargs: calls.append(1) or call(self, *args, **kwargs),
+    )
+    for trained, times in ((plain, 1), (model, 2)):
+        if keras.backend.backend() == "jax":  # which traces a block once
+            continue
+        trained.compile(
+            "sgd", keras.losses.SparseCategoricalCrossentropy(True), run_eagerly=True
+        )
+        trained.train_on_batch(ids[:, :-1], ids[:, 1:])
+        calls.clear()
+        trained.train_on_batch(ids[:, :-1], ids[:, 1:])
+        assert len(calls) == times * config.num_layers
+
+
+def test_what_cannot_be_rematerialized():
+    with pytest.raises(ValueError, match="must be a GPTConfig to be .* got LSTM"):
+        remat_scope(tg.LSTMConfig(V))
+    with pytest.raises(ValueError, match="attention_dropout must be 0 to .* got 0.1"):
+        remat_scope(tg.GPTConfig(V, attention_dropout=0.1))

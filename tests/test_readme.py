@@ -147,7 +147,8 @@ def test_the_translating_examples(tmp_path, script):
 
 
 TRAINERS = ["train_gpt.py", "train_lstm.py", "train_bpe.py"]
-TRAINERS.append(pytest.param("fill_characters.py", marks=slow))
+SLOW_TRAINERS = ["fill_characters.py", "train_prepared.py", "finetune_adapters.py"]
+TRAINERS += [pytest.param(name, marks=slow) for name in SLOW_TRAINERS]
 
 
 @pytest.mark.parametrize("script", TRAINERS)

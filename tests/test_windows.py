@@ -273,3 +273,23 @@ def test_a_resumed_fit_continues_through_the_schedule():
         dataset, steps_per_epoch=3, epochs=4, initial_epoch=2, callbacks=[callback]
     )
     np.testing.assert_allclose(found, expected[2:], rtol=1e-6)
+
+
+def test_the_batches_as_a_tf_data_set():
+    ids = np.arange(41, dtype="uint16")
+    dataset = WindowDataset(ids, window_schedule(41, 5, 7, 3), 5, start_step=2)
+    pipeline = dataset.as_tf_data()
+    assert len(pipeline) == 5
+    assert [spec.shape.as_list() for spec in pipeline.element_spec] == [[3, 5], [3, 5]]
+    for batch, expected in zip(pipeline, dataset, strict=True):
+        assert np.array_equal(batch[0], expected[0])
+        assert np.array_equal(batch[1], expected[1])
+
+
+def test_a_data_source_for_grain():
+    grain = pytest.importorskip("grain", reason="needs the package grain")
+    ids = np.arange(41)
+    dataset = WindowDataset(ids, window_schedule(41, 5, 7, 3), 5)
+    pipeline = grain.MapDataset.source(dataset).map(lambda batch: batch[1] - batch[0])
+    assert len(pipeline) == 7
+    assert all(np.array_equal(batch, np.ones((3, 5))) for batch in pipeline)

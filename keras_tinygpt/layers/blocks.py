@@ -349,6 +349,16 @@ class TransformerBlock(keras.layers.Layer):
         hidden = self._leave(self._feed_forward_norm, hidden, update)
         return (hidden, *extras) if extras else hidden
 
+    def rematerialized_call(self, layer_call, *args, **kwargs):
+        # Backends take a function of tensors, and nothing by keyword.
+        if not args:
+            return layer_call
+        inputs, *others = args
+        run = super().rematerialized_call(
+            lambda inputs: layer_call(inputs, *others, **kwargs), inputs
+        )
+        return lambda *args, **kwargs: run(inputs)
+
     def _enter(self, norm, hidden):
         """What a sublayer reads."""
         return norm(hidden) if self.norm_position == "pre" else hidden

@@ -128,3 +128,30 @@ def build_gpt(config: GPTConfig, seed: int = 0, dtype=None) -> GPT:
     model = GPT(config, seed=seed, dtype=dtype)
     initialize_transformer(model, seed, 2 * config.num_layers)
     return model
+
+
+def remat_scope(config: GPTConfig) -> keras.RematScope:
+    """A scope to build a model in that takes less memory to train, and more time.
+
+    Of each block only the input is kept for the backward pass, which computes the rest
+    of it anew. The gradients are the same, which takes a model without dropout.
+
+    Example:
+        >>> import keras_tinygpt as tg
+        >>> config = tg.GPTConfig(vocab_size=11, hidden_dim=8)
+        >>> with remat_scope(config):
+        ...     model = tg.build_gpt(config)
+
+    Reference: Chen et al., 2016.
+    """
+    if not isinstance(config, GPTConfig):
+        raise ValueError(
+            f"config must be a GPTConfig to be rematerialized, got {config!r}"
+        )
+    for name in ("dropout", "attention_dropout"):
+        if getattr(config, name):  # the second pass would drop others than the first
+            raise ValueError(
+                f"{name} must be 0 to rematerialize blocks, got {getattr(config, name)}"
+            )
+    names = [f"block_{index}" for index in range(config.num_layers)]
+    return keras.RematScope("list_of_layers", layer_names=names)

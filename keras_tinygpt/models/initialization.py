@@ -7,7 +7,7 @@ model start from the same tensors wherever their paths and shapes agree.
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import keras
 import numpy as np
@@ -72,8 +72,13 @@ def fingerprint(model: keras.Model) -> str:
 
     The states of random generators are left out.
     """
+    return fingerprint_weights(model.weights)
+
+
+def fingerprint_weights(weights: Iterable[keras.Variable]) -> str:
+    """Returns the fingerprint of some of a model's weights."""
     digest = hashlib.sha256()
-    for variable in sorted(model.weights, key=lambda weight: weight.path):
+    for variable in sorted(weights, key=lambda weight: weight.path):
         values = keras.ops.convert_to_numpy(variable)
         values = np.ascontiguousarray(values, dtype="<f4")
         digest.update(f"{variable.path}{values.shape}".encode())

@@ -23,9 +23,9 @@ from keras_tinygpt.layers import CausalMultiHeadAttention
 from keras_tinygpt.models import GPT, GPTConfig, LSTMConfig, build_gpt, build_lstm
 from keras_tinygpt.plots import plot_lines
 from keras_tinygpt.studies.book import book_study
-from keras_tinygpt.studies.runs import split_parts, versions
+from keras_tinygpt.studies.runs import versions
 from keras_tinygpt.studies.study import run_study
-from keras_tinygpt.text import encode_corpus, load_corpus
+from keras_tinygpt.text import encode_corpus, load_corpus, split_parts
 from keras_tinygpt.training import TrainConfig, compile_model
 
 FACTORS = (1, 2, 4, 8)  # windows, in trained windows

@@ -1,7 +1,7 @@
 """One training run from config to scores, as commands and studies share it."""
 
+import contextlib
 import dataclasses
-import math
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tinygpt.checks import check_float
 from keras_tinygpt.evaluation import Scores, evaluate
 from keras_tinygpt.models import (
     GPTConfig,
@@ -20,10 +19,10 @@ from keras_tinygpt.models import (
     build_lstm,
     fingerprint,
 )
-from keras_tinygpt.text import Corpus, split_ids
+from keras_tinygpt.models.gpt import remat_scope
+from keras_tinygpt.text import Corpus, Prepared
 from keras_tinygpt.training import TrainConfig, TrainResult, model_window, train
 
-PART_NAMES = ("train", "valid", "test")
 CHECKPOINT = "checkpoints/state.json"
 NGRAMS = ((3, 0.1), (5, 0.01))  # order and add-k of the printed baselines
 
@@ -38,6 +37,7 @@ class Run:
         config: shape of the model.
         training: how to train; its seed is that of the weights too.
         precision: Keras dtype policy.
+        rematerialize: whether blocks are computed again for the backward pass.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Run:
     config: GPTConfig | LSTMConfig
     training: TrainConfig
     precision: str = "float32"
+    rematerialize: bool = False
 
     @property
     def started(self) -> bool:
@@ -76,19 +77,6 @@ class Row:
         return scores
 
 
-def split_parts(ids: np.ndarray, split: Sequence[float]) -> dict[str, np.ndarray]:
-    """The parts by name, from fractions or, if all numbers are whole, from counts."""
-    if len(split) not in (2, 3):
-        raise ValueError(f"split must be 2 or 3 numbers, got {len(split)}")
-    for value in split:
-        check_float("split", value, -math.inf)
-    if all(value == int(value) and value != 0 and abs(value) >= 1 for value in split):
-        cut = split_ids(ids, counts=[int(value) for value in split])
-    else:
-        cut = split_ids(ids, fractions=split)
-    return dict(zip(PART_NAMES, cut, strict=False))
-
-
 def fit_run(
     run: Run,
     parts: dict[str, np.ndarray],
@@ -99,7 +87,9 @@ def fit_run(
 ) -> tuple[keras.Model, TrainResult]:
     """Builds and trains the model of a run; `resume` goes on from a checkpoint."""
     build = build_gpt if isinstance(run.config, GPTConfig) else build_lstm
-    model = build(run.config, seed=run.training.seed, dtype=run.precision)
+    scope = remat_scope(run.config) if run.rematerialize else contextlib.nullcontext()
+    with scope:
+        model = build(run.config, seed=run.training.seed, dtype=run.precision)
     print(
         f"\n{run.name}: {model.count_params():,} parameters, "
         f"{run.training.steps:,} steps of {run.training.batch_size} windows of "
@@ -156,7 +146,7 @@ def run_metrics(
     model: keras.Model,
     result: TrainResult,
     row: Row,
-    corpus: Corpus,
+    corpus: Corpus | Prepared,
     source: str,
     parts: dict[str, np.ndarray],
 ) -> dict[str, Any]:

@@ -24,9 +24,14 @@ from keras_tinygpt.studies.runs import (
     fit_run,
     run_metrics,
     score_run,
+)
+from keras_tinygpt.text import (
+    CharTokenizer,
+    Corpus,
+    encode_corpus,
+    load_corpus,
     split_parts,
 )
-from keras_tinygpt.text import CharTokenizer, Corpus, encode_corpus, load_corpus
 from keras_tinygpt.training import TrainConfig
 
 SAMPLE_TOKENS = 200

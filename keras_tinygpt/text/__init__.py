@@ -3,6 +3,8 @@
 from keras_tinygpt.text.bpe import BPETokenizer
 from keras_tinygpt.text.corpus import EMBEDDED_NAME, Corpus, load_corpus
 from keras_tinygpt.text.masking import MaskedWindowDataset, hide_tokens
+from keras_tinygpt.text.prepared import Prepared, load_ids, load_prepared
+from keras_tinygpt.text.preparing import prepare
 from keras_tinygpt.text.tokenizers import (
     ByteTokenizer,
     CharTokenizer,
@@ -14,6 +16,7 @@ from keras_tinygpt.text.windows import (
     even_starts,
     fingerprint_array,
     split_ids,
+    split_parts,
     window_schedule,
 )
 
@@ -24,13 +27,18 @@ __all__ = [
     "CharTokenizer",
     "Corpus",
     "MaskedWindowDataset",
+    "Prepared",
     "WindowDataset",
     "encode_corpus",
     "even_starts",
     "fingerprint_array",
     "hide_tokens",
     "load_corpus",
+    "load_ids",
+    "load_prepared",
     "load_tokenizer",
+    "prepare",
     "split_ids",
+    "split_parts",
     "window_schedule",
 ]

@@ -2,12 +2,15 @@
 
 A corpus keeps its text as UTF-8 and decodes it on demand, since one emoji makes a
 Python string four bytes a character. The only changes to a file's text are a removed
-byte-order mark and CRLF pairs turned into LF.
+byte-order mark and CRLF pairs turned into LF; where several files are one corpus, each
+but the last ends with a line end.
 """
 
 import codecs
+import glob
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +30,7 @@ KNOWN_NAMES = (SHAKESPEARE_NAME, EMBEDDED_NAME)
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CHUNK_BYTES = 1 << 20
+_PATTERN = re.compile(r"[*?[]")
 # UTF-32-LE starts with the mark of UTF-16-LE, so the longer marks are tried first.
 _FOREIGN_MARKS = (
     (codecs.BOM_UTF32_LE, "UTF-32"),
@@ -41,9 +45,9 @@ class Corpus:
     """A text with a name.
 
     Attributes:
-        name: the file's name without its folder, or the known name it was loaded by.
+        name: the name of the file or folder, or the known name it was loaded by.
         data: the text as UTF-8, without a byte-order mark, with LF line ends.
-        sha256: hexadecimal sha256 of the file's bytes as found on disk.
+        sha256: hexadecimal sha256 of the bytes of the files as found on disk.
     """
 
     name: str
@@ -62,47 +66,74 @@ class Corpus:
 
 
 def load_corpus(source: str | os.PathLike) -> Corpus:
-    """Loads a UTF-8 text file or a corpus known by name.
+    """Loads UTF-8 text files, or a corpus known by name, into memory.
 
     Args:
-        source: path of a text file; or the string "shakespeare", which is downloaded
-            once into Keras' cache (`~/.keras/datasets`); or the string "five-nights",
-            which comes with this package. A known name wins over a file of that name
-            in the working directory; pass "./shakespeare" or a `Path` for the file.
+        source: path of a text file; of a folder, for the .txt files in it; a pattern
+            with *, ? or [] (and ** for folders of any depth), for the files that match,
+            in the order of their paths; or the string "shakespeare", which is
+            downloaded once into Keras' cache (`~/.keras/datasets`); or the string
+            "five-nights", which comes with this package. A known name wins over a file
+            of that name in the working directory; pass "./shakespeare" or a `Path`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        IsADirectoryError: the path is a directory.
-        PermissionError: the file may not be read.
+        PermissionError: a file may not be read.
         ConnectionError: "shakespeare" could not be downloaded, or has changed there.
-        ValueError: the file is empty or is not UTF-8 text, or `source` is not a path.
+        ValueError: a file is empty or is not UTF-8 text, or `source` is not a path.
     """
+    name, paths = find_texts(source)
+    digest, texts = hashlib.sha256(), []
+    for path in paths:
+        data = _read_bytes(path)
+        digest.update(data)
+        texts.append(clean_text(data, repr(str(path))))
+        if path != paths[-1] and not texts[-1].endswith(b"\n"):
+            texts.append(b"\n")
+    return Corpus(name=name, data=b"".join(texts), sha256=digest.hexdigest())
+
+
+def find_texts(source: str | os.PathLike) -> tuple[str, list[Path]]:
+    """The name of a corpus and its files; arguments and errors as in `load_corpus`."""
     usable = isinstance(source, (str, os.PathLike)) and str(source)
     if not usable or "\0" in str(source):
         raise ValueError(f"source must be a path or a known name, got {source!r}")
     if source == SHAKESPEARE_NAME:
-        return _load_file(_download_shakespeare(), SHAKESPEARE_NAME)
+        return SHAKESPEARE_NAME, [_download_shakespeare()]
     if source == EMBEDDED_NAME:
-        return _load_file(_find_embedded(), EMBEDDED_NAME)
-    path = Path(source)
-    return _load_file(path, path.name)
+        return EMBEDDED_NAME, [_find_embedded()]
+    path, pattern = Path(source), None
+    if path.is_dir():
+        pattern = os.path.join(glob.escape(str(path)), "*.txt")
+    elif not path.exists() and _PATTERN.search(str(path)):
+        pattern = str(path)
+    if pattern is None:
+        return path.name, [path]
+    found = sorted(Path(name) for name in glob.glob(pattern, recursive=True))
+    found = [file for file in found if file.is_file()]
+    if not found:
+        raise FileNotFoundError(f"source must match text files, none are {pattern!r}")
+    if path.is_dir():
+        return path.resolve().name, found
+    return Path(os.path.commonpath([file.resolve() for file in found])).name, found
 
 
-def _load_file(path: Path, name: str) -> Corpus:
-    data = _read_bytes(path)
-    sha256 = hashlib.sha256(data).hexdigest()
-    _check_text(data, repr(str(path)))
-    data = data.removeprefix(codecs.BOM_UTF8)
-    data = data.replace(b"\r\n", b"\n")  # apart, so that at most two copies live
-    return Corpus(name=name, data=data, sha256=sha256)
+def clean_text(data: bytes, label: str, offset: int = 0) -> bytes:
+    """Text as a corpus holds it; ValueError unless it is UTF-8 of a character or more.
+
+    Args:
+        data: content of a file, or a part of it that ends where a character does.
+        label: what the message calls the file.
+        offset: where in the file the part begins.
+    """
+    _check_text(data, label, offset)
+    if offset == 0:
+        data = data.removeprefix(codecs.BOM_UTF8)
+    return data.replace(b"\r\n", b"\n")  # apart, so that at most two copies live
 
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        if path.is_dir():  # opening one is a PermissionError on Windows
-            raise IsADirectoryError(
-                f"source must be a text file, got the directory {str(path)!r}"
-            )
         return path.read_bytes()
     except FileNotFoundError:
         message = f"source must be an existing text file, got {str(path)!r}"
@@ -111,10 +142,10 @@ def _read_bytes(path: Path) -> bytes:
         raise FileNotFoundError(message) from None
 
 
-def _check_text(data: bytes, label: str) -> None:
+def _check_text(data: bytes, label: str, base: int) -> None:
     """Raises ValueError unless `data` is a UTF-8 text of at least one character."""
     for mark, encoding in _FOREIGN_MARKS:
-        if data.startswith(mark):
+        if base == 0 and data.startswith(mark):
             raise ValueError(
                 f"{label} must be UTF-8 text, got {encoding}; convert it first, "
                 f"as with: iconv -f {encoding} -t UTF-8"
@@ -125,13 +156,15 @@ def _check_text(data: bytes, label: str) -> None:
     if offset >= 0:
         raise ValueError(
             f"{label} must be UTF-8 text, got a binary file: "
-            f"byte 0x00 at offset {offset}"
+            f"byte 0x00 at offset {base + offset}"
         )
-    for _ in _iter_utf8(data, _CHUNK_BYTES, label):
+    for _ in _iter_utf8(data, _CHUNK_BYTES, label, base):
         pass
 
 
-def _iter_utf8(data: bytes, chunk_bytes: int, label: str) -> Iterator[str]:
+def _iter_utf8(
+    data: bytes, chunk_bytes: int, label: str, base: int = 0
+) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(data), chunk_bytes):
         stop = start + chunk_bytes
@@ -142,7 +175,7 @@ def _iter_utf8(data: bytes, chunk_bytes: int, label: str) -> Iterator[str]:
             offset = start - pending + error.start
             raise ValueError(
                 f"{label} must be UTF-8 text, got a binary file or another encoding: "
-                f"byte 0x{data[offset]:02x} at offset {offset}"
+                f"byte 0x{data[offset]:02x} at offset {base + offset}"
             ) from None
         if text:
             yield text

@@ -8,12 +8,14 @@ indices, drawn before training; there is no other randomness and no padding.
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
 
-from keras_tinygpt.checks import check_float, check_ids, check_int
+from keras_tinygpt.checks import check_float, check_ids, check_int, release_pages
 
+PART_NAMES = ("train", "valid", "test")
 _CHUNK_ITEMS = 1 << 20
 
 
@@ -55,6 +57,19 @@ def split_ids(
                 "to have one"
             )
     return tuple(ids[start:end] for start, end in zip(starts, ends, strict=True))
+
+
+def split_parts(ids: np.ndarray, split: Sequence[float]) -> dict[str, np.ndarray]:
+    """The parts by name, from fractions or, if all numbers are whole, from counts."""
+    if len(split) not in (2, 3):
+        raise ValueError(f"split must be 2 or 3 numbers, got {len(split)}")
+    for value in split:
+        check_float("split", value, -math.inf)
+    if all(value == int(value) and value != 0 and abs(value) >= 1 for value in split):
+        cut = split_ids(ids, counts=[int(value) for value in split])
+    else:
+        cut = split_ids(ids, fractions=split)
+    return dict(zip(PART_NAMES, cut, strict=False))
 
 
 def window_schedule(
@@ -133,6 +148,8 @@ class WindowDataset(keras.utils.PyDataset):
     Item i is `(inputs, targets)`, both int32 (B, T), targets one token ahead. With
     `steps_per_epoch`, successive epochs of one `fit` go on through the schedule. Pass
     `shuffle=False`: `fit` otherwise shuffles the order of the batches, unseeded.
+    With a length and items by index it is a data source for grain too:
+    `grain.MapDataset.source(dataset)`.
 
     Args:
         ids: integer array (n,) of any width; may be memory-mapped.
@@ -185,7 +202,26 @@ class WindowDataset(keras.utils.PyDataset):
         starts = self.starts[self.start_step + index].astype(np.int64)
         places = starts[:, None] + np.arange(self.sequence_length + 1)  # (B, T + 1)
         windows = np.asarray(self.ids[places]).astype(np.int32)
+        release_pages(self.ids)
         return windows[:, :-1], windows[:, 1:]
+
+    def as_tf_data(self) -> Any:
+        """The batches as a `tf.data.Dataset`, in the order of the schedule.
+
+        Its threads are not tuned while it runs: whoever closes a pipeline that is waits
+        for its next turn, up to a minute.
+        """
+        import tensorflow as tf
+
+        shape = (self.starts.shape[1], self.sequence_length)
+        batch = tf.TensorSpec(shape, tf.int32)
+        pipeline = tf.data.Dataset.from_generator(
+            lambda: iter(self), output_signature=(batch, batch)
+        )
+        pipeline = pipeline.apply(tf.data.experimental.assert_cardinality(len(self)))
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return pipeline.prefetch(2).with_options(options)
 
 
 def _check_length(num_ids: int, sequence_length: int, name: str) -> None:
