@@ -146,7 +146,7 @@ def test_the_study_ends_with_a_table_and_a_picture(tmp_path, monkeypatch):
     ]
     assert all(len(row) == len(results["columns"]) for row in results["rows"])
     assert all(row[-1] == "100.0%" for row in results["rows"])  # held to dates
-    (path,) = translation.draw_dates(results, tmp_path)
+    (path,) = translation.draw_dates(results, tmp_path, tmp_path)
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 

@@ -66,7 +66,7 @@ def test_the_study_ends_with_a_table_and_a_picture(text_file, tmp_path, monkeypa
     assert all(len(row) == len(results["columns"]) for row in results["rows"])
     sizes = [row[2] for row in results["rows"][1:]]
     assert sizes[0] == sizes[1]
-    (path,) = filling.draw_filling(results, tmp_path)
+    (path,) = filling.draw_filling(results, tmp_path, tmp_path)
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 

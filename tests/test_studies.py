@@ -155,7 +155,7 @@ def test_table_and_figure_of_a_study(small_study, tmp_path, capsys):
     assert "| -0.500; -0.400 |" in table
     assert "a: float32, keras 3, backend a; b: float32, keras 3, backend b." in table
     assert "| 3-gram | counts | | | 2.5000 |" in table
-    (path,) = draw_study(results, tmp_path)
+    (path,) = draw_study(results, tmp_path, tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert "--- b, temperature 0.8\nthe end" in capsys.readouterr().out
 

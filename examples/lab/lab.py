@@ -77,6 +77,7 @@ from keras_tinygpt.inspection import figures
 from keras_tinygpt.inspection.maps import audit
 from keras_tinygpt.studies import context, mini, recipes, runs
 from keras_tinygpt.text.corpus import SHAKESPEARE_SHA256
+from keras_tinygpt.text.windows import split_parts
 
 if not Path("checkpoints.py").exists():  # the notebook was opened by itself
     sys.path.append(str(Path(tg.__file__).parent / "_data" / "lab"))
@@ -101,7 +102,7 @@ corpus = tg.load_corpus(CORPUS or ("shakespeare" if FULL else "five-nights"))
 tokenizer = tg.CharTokenizer.from_text(corpus)
 V = tokenizer.vocab_size
 split = mini.SPLIT if corpus.sha256 == SHAKESPEARE_SHA256 else (0.8, 0.1, 0.1)
-parts = runs.split_parts(tg.encode_corpus(corpus, tokenizer), split)
+parts = split_parts(tg.encode_corpus(corpus, tokenizer), split)
 if FULL:
     gpt_recipe, lstm_recipe = (
         recipes.recipe(kind, "mini", V) for kind in ("gpt", "lstm")

@@ -50,7 +50,7 @@ def study_command(options: Any, argv: list[str]) -> Path:
     results["command"] = shlex.join(["tinygpt", "study", *argv])
     write_json(out / f"{options.name}.json", results)
     print(f"\n{TABLES[results['kind']](results)}\n")
-    figures = draw(results, out)
+    figures = draw(results, folder, out)
     saved = [f"{options.name}.json", *(path.name for path in figures)]
     print(f"saved {out}: {', '.join(saved)}")
     return out / f"{options.name}.json"
@@ -72,7 +72,7 @@ def _compare(make: Callable[..., Study]) -> Callable[[Any, Path], dict[str, Any]
     return run
 
 
-def draw_study(results: dict[str, Any], out: Path) -> list[Path]:
+def draw_study(results: dict[str, Any], folder: Path, out: Path) -> list[Path]:
     """Draws the two-panel figure and prints the samples."""
     groups = by_name(results)
     for name, rows in groups.items():
@@ -93,12 +93,12 @@ def draw_study(results: dict[str, Any], out: Path) -> list[Path]:
 
 
 Runner = Callable[[Any, Path], dict[str, Any]]
-Drawer = Callable[[dict[str, Any], Path], list[Path]]
+Drawer = Callable[[dict[str, Any], Path, Path], list[Path]]  # runs, then figures
 STUDIES: dict[str, tuple[Runner, Drawer]] = {
     "book": (_compare(book_study), draw_study),
     "mini": (_compare(mini_study), draw_study),
     "nanogpt": (_compare(nanogpt_study), draw_study),
-    "quality": (quality_results, lambda results, out: []),
+    "quality": (quality_results, lambda results, folder, out: []),
     "context": (context_results, draw_context),
     "reversal": (reversal_results, draw_reversal),
     "dates": (dates_results, draw_dates),

@@ -183,7 +183,7 @@ def _median_seconds(call) -> float:
     return round(statistics.median(seconds), 5)
 
 
-def draw_context(results: dict[str, Any], out: Path) -> list[Path]:
+def draw_context(results: dict[str, Any], folder: Path, out: Path) -> list[Path]:
     """Draws loss by position past the window, and cost by length."""
     paths = [out / "context_loss.png", out / "context_cost.png"]
     window, losses = results["rows"][0]["window"], results["losses"]

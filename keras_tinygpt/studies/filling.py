@@ -140,7 +140,6 @@ def filling_results(options: Any, folder: Path) -> dict[str, Any]:
         ],
         "rows": rows,
         "cores": CORES,
-        "folder": str(folder),
         "versions": versions(),
     }
 
@@ -151,9 +150,9 @@ def _as_gpt(config: EncoderConfig) -> GPTConfig:
     return GPTConfig(**{field.name: getattr(config, field.name) for field in fields})
 
 
-def draw_filling(results: dict[str, Any], out: Path) -> list[Path]:
+def draw_filling(results: dict[str, Any], folder: Path, out: Path) -> list[Path]:
     """Draws what each character of a text reads while three of them are hidden."""
-    language_model = load(Path(results.pop("folder")) / "encoder-seed0")
+    language_model = load(folder / "encoder-seed0")
     model, tokenizer = language_model.model, language_model.tokenizer
     print(f"{SHOWN} -> {fill_text(model, tokenizer, SHOWN)}")
     maps = attention_maps(model, tokenizer.encode(SHOWN))

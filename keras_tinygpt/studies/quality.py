@@ -20,9 +20,14 @@ from keras_tinygpt.evaluation import evaluate
 from keras_tinygpt.models import build_gpt
 from keras_tinygpt.studies.mini import mini_study
 from keras_tinygpt.studies.recipes import recipe
-from keras_tinygpt.studies.runs import split_parts, versions
+from keras_tinygpt.studies.runs import versions
 from keras_tinygpt.studies.study import Variant
-from keras_tinygpt.text import CharTokenizer, encode_corpus, load_corpus
+from keras_tinygpt.text import (
+    CharTokenizer,
+    encode_corpus,
+    load_corpus,
+    split_parts,
+)
 from keras_tinygpt.training import TrainConfig, train
 
 TARGET = 1.5481  # nats per character of the published mini GPT

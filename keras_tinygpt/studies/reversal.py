@@ -141,15 +141,14 @@ def reversal_results(options: Any, folder: Path) -> dict[str, Any]:
         "length": LENGTH,
         "symbols": len(SYMBOLS),
         "tested": TESTED,
-        "folder": str(folder),
         "rows": rows,
         "versions": versions(),
     }
 
 
-def draw_reversal(results: dict[str, Any], out: Path) -> list[Path]:
+def draw_reversal(results: dict[str, Any], folder: Path, out: Path) -> list[Path]:
     """Draws every head's map for one problem that was not trained on."""
-    model = load(Path(results.pop("folder")) / "seed0").model
+    model = load(folder / "seed0").model
     row = sequences(1, seed=0)[0]
     labels = [(SYMBOLS + SEPARATOR)[index] for index in row[:-1]]
     path = out / "reversal.png"

@@ -134,7 +134,6 @@ def dates_results(options: Any, folder: Path) -> dict[str, Any]:
         "columns": [*columns, "dates, held to dates"],
         "rows": rows,
         "cores": CORES,
-        "folder": str(folder),
         "versions": versions(),
     }
 
@@ -146,9 +145,9 @@ def _row(name: str, model: keras.Model, budget: str, seconds: str) -> list[str]:
     return row
 
 
-def draw_dates(results: dict[str, Any], out: Path) -> list[Path]:
+def draw_dates(results: dict[str, Any], folder: Path, out: Path) -> list[Path]:
     """Draws what each character of a translation reads of its source."""
-    model = load(Path(results.pop("folder")) / "encoder-decoder-seed0").model
+    model = load(folder / "encoder-decoder-seed0").model
     (written,) = translate(model, [SHOWN])
     tokenizer, path = make_tokenizer(), out / "dates.png"
     inputs = START + written[:-1]
