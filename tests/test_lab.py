@@ -390,9 +390,12 @@ def check_outputs(cells, verdict, trained=True):
         assert said in printed
 
 
-def test_the_notebook_runs_in_quick_mode(monkeypatch):
+@pytest.mark.parametrize(
+    "changes", [{"STEPS": 100}, pytest.param({}, marks=pytest.mark.slow)]
+)
+def test_the_notebook_runs_in_quick_mode(monkeypatch, changes):
     """With the solutions in place, on the embedded text."""
-    cells = execute(monkeypatch)
+    cells = execute(monkeypatch, **changes)
     check_outputs(cells, ": passed.")
     assert sum(len(re.findall(r"^show\(", c.source, re.MULTILINE)) for c in cells) == 8
 
