@@ -268,7 +268,7 @@ def run_folder(tmp_path_factory):
         (["evaluate", "RUN"], "corpus must be given"),
         (["evaluate", "RUN", "nowhere.txt"], "nowhere.txt"),
         (["evaluate", "RUN", "five-nights"], "U+"),
-        (["frobnicate"], "command must be one of train, evaluate, generate"),
+        (["frobnicate"], "command must be one of train, prepare, evaluate"),
     ],
 )
 def test_bad_uses_of_a_bundle(
