@@ -129,7 +129,8 @@ def test_prepare_train_evaluate(text_file, tmp_path, capsys):
 
 
 def test_force_loses_nothing(text_file, tmp_path, capsys):
-    command = ["train", text_file, *SMALL, "--steps", 2, "--out", "run"]
+    quick = ("--steps", 2, "--jit-compile", False)
+    command = ["train", text_file, *SMALL, *quick, "--out", "run"]
     run(*command)
     first = (tmp_path / "run" / "model.keras").read_bytes()
     # A run that fails leaves the earlier one aside; one that succeeds replaces it.
@@ -308,7 +309,7 @@ def test_help_and_version(capsys):
 
 
 def test_ctrl_c_keeps_the_checkpoint_and_says_how_to_go_on(text_file, tmp_path):
-    arguments = [str(text_file), *SMALL, "--steps", "900", "--validate-every", "40"]
+    arguments = [str(text_file), *SMALL, "--steps", "400", "--validate-every", "20"]
     process = subprocess.Popen(
         [*LAUNCH, "train", *arguments, "--out", "run"],
         stdout=subprocess.PIPE,
@@ -333,7 +334,7 @@ def test_ctrl_c_keeps_the_checkpoint_and_says_how_to_go_on(text_file, tmp_path):
     step = json.loads(state.read_text())["checkpoints"][0]["step"]
     assert f"checkpoint of step {step} in run" in error
     run("train", *arguments, "--out", "run", "--resume")
-    assert tg.load(tmp_path / "run").metrics["training"]["steps"] == 900
+    assert tg.load(tmp_path / "run").metrics["training"]["steps"] == 400
 
 
 def test_recipes_exist_for_every_preset():

@@ -29,8 +29,8 @@ CONFIGS = {
     "alibi": {"positions": "alibi", "attention_window": 5, "tie_embeddings": True},
     "none": {"positions": "none", "norm_position": "post", "normalization": "rms"},
 }
-GOLDEN_GPT = [0, 13, 12, 5, 4, 7, 13, 6, 6, 1, 4, 13, 12]
-GOLDEN_GPT += [5, 5, 13, 3, 0, 13, 11, 8, 15, 1, 8, 4, 11]
+GOLDEN_GPT = [1, 16, 15, 3, 5, 7, 13, 6, 6, 1, 4, 13, 12]
+GOLDEN_GPT += [5, 7, 13, 7, 0, 14, 14, 10, 16, 0, 7, 6, 6]
 GOLDEN_LSTM = [3, 15, 16, 5, 6, 7, 12, 6, 9, 1, 2, 11, 13]
 GOLDEN_LSTM += [5, 6, 11, 6, 0, 14, 13, 12, 14, 0, 9, 3, 7]
 real_run = decoding._run
