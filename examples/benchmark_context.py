@@ -6,14 +6,12 @@ a prompt of 16 tokens. Plain: 8 tokens with the window full, each a whole forwar
 Usage: python examples/benchmark_context.py [RESULT.json [PLOT.png]]
 """
 
-import importlib.metadata
-import json
 import sys
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
+from contenders import record
 
 import keras_tinygpt as tg
 from keras_tinygpt.plots import plot_lines
@@ -42,15 +40,14 @@ for context in CONTEXTS:
 
 if len(sys.argv) > 1:
     backend = keras.backend.backend()
-    names = {"keras": "keras", backend: backend}
-    result = {
-        "kind": "generation_context",
-        "command": "python examples/benchmark_context.py",
-        "setting": f"tokens per second, {backend}, batch 1, medians of {ROUNDS} runs",
-        "rows": rows,
-        "versions": {name: importlib.metadata.version(name) for name in names},
-    }
-    Path(sys.argv[1]).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    record(
+        sys.argv[1],
+        packages=("keras", backend),
+        kind="generation_context",
+        command="python examples/benchmark_context.py",
+        setting=f"tokens per second, {backend}, batch 1, medians of {ROUNDS} runs",
+        rows=rows,
+    )
 if len(sys.argv) > 2:
     plot_lines(
         {name: [row[name] for row in rows] for name in ("cached", "plain")},

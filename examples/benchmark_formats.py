@@ -6,8 +6,6 @@ new token and once for 101. Needs the extras onnx, litert and openvino.
 Usage: python examples/benchmark_formats.py [RESULT.json]
 """
 
-import importlib.metadata
-import json
 import subprocess
 import sys
 import tempfile
@@ -15,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from contenders import record
 
 import keras_tinygpt as tg
 from keras_tinygpt.export import formats
@@ -66,15 +65,15 @@ def main():
             print(*rows[-1])
     if len(sys.argv) > 1:
         packages = ("keras", "tensorflow", "onnxruntime", "ai-edge-litert", "openvino")
-        result = {
-            "kind": "table",
-            "command": "python examples/benchmark_formats.py",
-            "setting": f"seconds of whole processes, medians of {ROUNDS} runs",
-            "columns": ["format", "1 new token", f"{1 + MORE} new tokens", "MB"],
-            "rows": rows,
-            "versions": {name: importlib.metadata.version(name) for name in packages},
-        }
-        Path(sys.argv[1]).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+        record(
+            sys.argv[1],
+            packages=packages,
+            kind="table",
+            command="python examples/benchmark_formats.py",
+            setting=f"seconds of whole processes, medians of {ROUNDS} runs",
+            columns=["format", "1 new token", f"{1 + MORE} new tokens", "MB"],
+            rows=rows,
+        )
 
 
 if __name__ == "__main__":

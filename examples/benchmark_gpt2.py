@@ -5,7 +5,6 @@ Usage: python examples/benchmark_gpt2.py train|generate [RESULT.json]
 Each row is a process of its own; its peak is that of everything in it.
 """
 
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from contenders import record
 
 import keras_tinygpt as tg
 from keras_tinygpt.models.gpt import remat_scope
@@ -107,17 +107,17 @@ def main():
                 print(rows[-1], flush=True)
         setting = f"{NEW} new tokens, window {WINDOW}, batch 1, medians of 3 runs"
         columns = ["backend", "peak GB", "tokens/s"]
-    names = ("keras", *(BACKENDS if kind == "generate" else BACKENDS[1:]))
-    result = {
-        "kind": "table",
-        "command": f"python examples/benchmark_gpt2.py {kind}",
-        "setting": setting,
-        "columns": columns,
-        "rows": rows,
-        "versions": {name: importlib.metadata.version(name) for name in names},
-    }
+    packages = ("keras", *(BACKENDS if kind == "generate" else BACKENDS[1:]))
     if len(sys.argv) > 2:
-        Path(sys.argv[2]).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+        record(
+            sys.argv[2],
+            packages=packages,
+            kind="table",
+            command=f"python examples/benchmark_gpt2.py {kind}",
+            setting=setting,
+            columns=columns,
+            rows=rows,
+        )
 
 
 if sys.argv[1] == "--worker":

@@ -3,8 +3,6 @@
 Usage: python examples/benchmark_int8.py TINY_SHAKESPEARE.txt [RESULT.json]
 """
 
-import importlib.metadata
-import json
 import sys
 import tempfile
 import time
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from contenders import record
 
 import keras_tinygpt as tg
 
@@ -41,14 +40,12 @@ rows.append(measure("int8"))
 print(*rows, sep="\n")
 if len(sys.argv) > 2:
     backend = keras.backend.backend()
-    result = {
-        "kind": "table",
-        "command": "python examples/benchmark_int8.py TINY_SHAKESPEARE.txt",
-        "setting": f"tiny-shakespeare on {backend}, batch 1, medians of 5 runs",
-        "columns": ["weights", "MB", "test nats", "tokens/s"],
-        "rows": rows,
-        "versions": {
-            name: importlib.metadata.version(name) for name in ("keras", backend)
-        },
-    }
-    Path(sys.argv[2]).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    record(
+        sys.argv[2],
+        packages=("keras", backend),
+        kind="table",
+        command="python examples/benchmark_int8.py TINY_SHAKESPEARE.txt",
+        setting=f"tiny-shakespeare on {backend}, batch 1, medians of 5 runs",
+        columns=["weights", "MB", "test nats", "tokens/s"],
+        rows=rows,
+    )

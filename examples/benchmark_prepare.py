@@ -5,7 +5,6 @@ Usage: python examples/benchmark_prepare.py MEGABYTES [RESULT.json]
 Each stage is a process of its own; its files are deleted at the end.
 """
 
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -15,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from contenders import record
 
 import keras_tinygpt as tg
 
@@ -79,20 +79,18 @@ def main():
         size = text.stat().st_size
         rows = [stage("import"), stage("prepare", text, out), stage("train", out)]
         size_of_ids = sum(path.stat().st_size for path in out.glob("*.bin"))
-    result = {
-        "kind": "table",
-        "command": f"python examples/benchmark_prepare.py {megabytes}",
-        "setting": f"{size / 1e6:,.0f} MB of generated text, {PROCESSES} processes; "
-        f"{size_of_ids / 1e6:,.0f} MB of ids; {STEPS} steps of 16 windows of 128; "
-        "memory in MB",
-        "columns": ["stage", "seconds", "peak", "peak of a worker", "own at the end"],
-        "rows": rows,
-        "versions": {
-            name: importlib.metadata.version(name) for name in ("keras", "tensorflow")
-        },
-    }
     if len(sys.argv) > 2:
-        Path(sys.argv[2]).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+        record(
+            sys.argv[2],
+            packages=("keras", "tensorflow"),
+            kind="table",
+            command=f"python examples/benchmark_prepare.py {megabytes}",
+            setting=f"{size / 1e6:,.0f} MB of generated text, {PROCESSES} processes; "
+            f"{size_of_ids / 1e6:,.0f} MB of ids; {STEPS} steps of 16 windows of 128; "
+            "memory in MB",
+            columns=["stage", "seconds", "peak", "peak of a worker", "own at the end"],
+            rows=rows,
+        )
 
 
 if sys.argv[1] == "--stage":

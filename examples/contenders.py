@@ -23,9 +23,9 @@ def installed(packages):
         return False
 
 
-def record(path, **result):
+def record(path, packages=PACKAGES, **result):
     """Writes a results file: what is given, and the versions of what was timed."""
-    there = [name for name in PACKAGES if installed([name])]
+    there = [name for name in packages if installed([name])]
     result["versions"] = {name: importlib.metadata.version(name) for name in there}
     Path(path).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
 
