@@ -59,6 +59,8 @@ def test_int8_weights_round_trip(tmp_path, tokenizer, kind):
     exact = keras.ops.convert_to_numpy(model(ids))
     assert model.quantization is None
     model.quantize("int8")
+    dense = [x for x in model._flatten_layers() if isinstance(x, keras.layers.Dense)]
+    assert dense and all(layer.quantization_mode == "int8" for layer in dense)
     expected = keras.ops.convert_to_numpy(model(ids))
     assert 0 < np.abs(expected - exact).max() < 0.1
     tg.save(tmp_path / "run", model, tokenizer)

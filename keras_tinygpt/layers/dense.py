@@ -20,3 +20,7 @@ class Dense(keras.layers.Dense):
         *leading, width = ops.shape(inputs)
         flat = super().call(ops.reshape(inputs, (-1, width)), training=training)
         return ops.reshape(flat, (*leading, self.units))
+
+    def quantize(self, mode=None, type_check=True, config=None):
+        # Keras leaves subclasses as they are, for they might compute something else.
+        return super().quantize(mode, type_check=False, config=config)
