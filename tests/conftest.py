@@ -6,9 +6,13 @@ import os
 # XLA compiles much and runs little here: plain machine code saves minutes.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
+import hypothesis  # noqa: E402
 import keras  # noqa: E402
 import pytest  # noqa: E402
 
+# The first example of a backend compiles, and machines are shared.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 pytest.register_assert_rewrite("helpers")
 
 

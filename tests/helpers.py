@@ -174,13 +174,6 @@ def reference_attention(layer, inputs, padding=None) -> np.ndarray:
         if layer.qk_norm and name != "value":
             x = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-5)
             x = x * weights[f"{name}_norm/scale"]
-        if layer.kv_shift and name != "query":
-            share = weights["key_share" if name == "key" else "value_share"][:, 0]
-            before = np.zeros_like(x)
-            before[:, 1:] = x[:, :-1]
-            if padding is not None:
-                before[:, 1:][~np.asarray(padding)[:, :-1]] = 0.0
-            x = (1 - share) * x + share * before
         if layer.positions == "rotary" and name != "value":
             x = reference_rotation(x)
         heads[name] = x

@@ -10,7 +10,8 @@ import pytest
 from helpers import check_layer, normal, randomize, reference_attention, to_numpy
 
 from keras_tinygpt.layers import FeedForward, TransformerBlock
-from keras_tinygpt.layers.blocks import ACTIVATIONS, make_norm
+from keras_tinygpt.layers.blocks import ACTIVATIONS
+from keras_tinygpt.layers.normalization import RMSNormalization, make_norm
 
 pytestmark = pytest.mark.backend
 
@@ -125,7 +126,42 @@ def test_norms_run_in_float32(normalization, dtype):
     np.testing.assert_allclose(outputs, expected, atol=0.01)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's CPU path")
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.02)]
+)
+def test_the_rms_norm_of_pytorch_has_the_gradients_of_keras(dtype, tolerance):
+    import torch
+
+    results = []
+    for cls, kind in ((RMSNormalization, dtype), (keras.layers.RMSNormalization, None)):
+        norm = cls(epsilon=0.1, dtype=kind)
+        norm.build((None, None, D))
+        norm.scale.assign(np.linspace(0.5, 2.0, D))
+        x = torch.tensor(normal(B, T, D), requires_grad=True)
+        outputs = norm(x.to(getattr(torch, kind)) if kind else x)
+        (outputs.float() ** 3).sum().backward()
+        results.append([outputs, x.grad, norm.scale.value.grad])
+    for own, expected in zip(*results, strict=True):
+        scale = np.abs(to_numpy(expected)).max()
+        difference = np.abs(to_numpy(own) - to_numpy(expected)) / scale
+        assert difference.max() < tolerance
+
+
 # The feed-forward layer.
+
+
+def test_gelu_in_bfloat16_is_within_its_rounding():
+    """Whichever of the two forms of gelu a backend computes fast."""
+    layer = FeedForward(4 * D, dtype="mixed_bfloat16")
+    layer.build((None, D))
+    exact = FeedForward(4 * D)
+    exact.build((None, D))
+    randomize(exact)
+    layer.set_weights(exact.get_weights())
+    x = normal(40, D)
+    outputs, expected = to_numpy(layer(x)), to_numpy(exact(x))
+    assert np.abs(outputs - expected).max() < 0.02 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(

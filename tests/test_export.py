@@ -82,9 +82,7 @@ def make_models():
     rotary = tg.GPTConfig(
         17, num_kv_heads=2, positions="rotary", dropout=0.3, attention_window=7, **shape
     )
-    learned = tg.GPTConfig(
-        256, num_heads=2, kv_shift=True, **{**shape, "num_layers": 1}
-    )
+    learned = tg.GPTConfig(256, num_heads=2, **{**shape, "num_layers": 1})
     lstm = tg.LSTMConfig(17, hidden_dim=19, num_layers=2, dropout=0.1)
     return {
         "rotary": tg.LanguageModel(

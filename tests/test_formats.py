@@ -33,7 +33,6 @@ CONFIGS = {
         "positions": "rotary",
         "num_kv_heads": 2,
         "qk_norm": True,
-        "kv_shift": True,
         "normalization": "rms",
         "activation": "swiglu",
     },

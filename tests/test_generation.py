@@ -24,7 +24,6 @@ CONFIGS = {
         "positions": "rotary",
         "num_kv_heads": 2,
         "qk_norm": True,
-        "kv_shift": True,
     },
     "alibi": {"positions": "alibi", "attention_window": 5, "tie_embeddings": True},
     "none": {"positions": "none", "norm_position": "post", "normalization": "rms"},

@@ -54,7 +54,6 @@ CHANGES = {positions: {"positions": positions} for positions in POSITIONS} | {
         "activation": "relu",
         "scale_embeddings": True,
         "qkv_bias": True,
-        "kv_shift": True,
     },
 }
 every_change = pytest.mark.parametrize("change", CHANGES)
@@ -105,7 +104,6 @@ def test_a_preset_takes_changes():
         ({"qkv_bias": True}, 2 * 3 * 128),
         ({"num_kv_heads": 1}, -2 * 2 * 128 * 96),
         ({"qk_norm": True}, 2 * 2 * 32),
-        ({"kv_shift": True}, 2 * 2 * 4),
         ({"normalization": "rms"}, -5 * 128),
         ({"norm_position": "post"}, -2 * 128),
         ({"activation": "swiglu"}, 2 * (128 * 512 + 512)),
@@ -375,10 +373,6 @@ def test_another_backend_gives_the_same_logits(backend, tmp_path):
         ({"qkv_bias": 1}, "qkv_bias must be True or False, got 1"),
         ({"use_bias": "yes"}, "use_bias must be True or False, got 'yes'"),
         ({"qk_norm": None}, "qk_norm must be True or False, got None"),
-        (
-            {"kv_shift": True, "attention_window": 4},
-            "kv_shift needs attention_window=None, got attention_window=4",
-        ),
         ({"tie_embeddings": 0}, "tie_embeddings must be True or False, got 0"),
         ({"scale_embeddings": 2}, "scale_embeddings must be True or False, got 2"),
         ({"attention_window": 0}, "attention_window must be at least 1, got 0"),

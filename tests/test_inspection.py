@@ -282,7 +282,7 @@ def test_a_traced_text_is_what_the_model_computes(changes):
 
 @pytest.mark.backend
 def test_heads_switched_off_are_as_if_their_rows_of_the_kernel_were_zero():
-    model = small_gpt(num_heads=2, num_kv_heads=1, kv_shift=True)
+    model = small_gpt(num_heads=2, num_kv_heads=1)
     ids = token_ids(6, vocab_size=V)
     off = [(0, 1), (1, 0)]
     tracer = inspection.Tracer(model)

@@ -303,7 +303,6 @@ def test_what_the_family_lacks_is_written_as_what_it_has(tmp_path, changes):
         ({"num_kv_heads": 1}, "num_kv_heads must be None or 3 .* got 1"),
         ({"attention_window": 4}, "attention_window must be None .* got 4"),
         ({"qk_norm": True}, "qk_norm must be False .* got True"),
-        ({"kv_shift": True}, "kv_shift must be False .* as GPT-2, got True"),
         (
             {"scale_embeddings": True, "tie_embeddings": True},
             "scale_embeddings must be",

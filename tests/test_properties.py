@@ -16,7 +16,8 @@ from keras import ops
 import keras_tinygpt as tg
 from keras_tinygpt.generation.sampling import SamplingConfig, sample
 from keras_tinygpt.layers import CausalMultiHeadAttention, causal_mask
-from keras_tinygpt.layers.blocks import ACTIVATIONS, NORM_POSITIONS, NORMALIZATIONS
+from keras_tinygpt.layers.blocks import ACTIVATIONS, NORM_POSITIONS
+from keras_tinygpt.layers.normalization import NORMALIZATIONS
 from keras_tinygpt.training import OPTIMIZERS, SCHEDULES, StepSchedule
 
 # Elsewhere every operation is compiled or dispatched by itself.
@@ -77,7 +78,7 @@ def test_configs_survive_json(config):
 
 
 @given(config=train_configs, step=st.integers(0, 10**6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_rates_lie_between_zero_and_the_peak(config, step):
     config = dataclasses.replace(config, gradient_accumulation_steps=1)
     rate = float(StepSchedule(config)(step))
@@ -85,7 +86,7 @@ def test_rates_lie_between_zero_and_the_peak(config, step):
 
 
 @given(config=st.one_of(gpt_configs, lstm_configs), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_bundles_of_any_shape_survive(config, seed):
     build = tg.build_gpt if isinstance(config, tg.GPTConfig) else tg.build_lstm
     model = build(config, seed=seed)
@@ -137,7 +138,7 @@ extreme = st.floats(width=32) | st.sampled_from([0.0, 3e38, -3e38, np.inf, -np.i
 
 @pytest.mark.backend
 @given(data=st.data())
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 def test_draws_are_allowed_whatever_the_logits(data):
     logits = np.array(data.draw(st.lists(extreme, min_size=5, max_size=5)), "float32")
     allowed = data.draw(st.lists(st.integers(0, 4), min_size=1))

@@ -108,7 +108,7 @@ def test_a_folder_of_another_run_is_refused(small_study, tmp_path, untrained):
         run_study(small_study, tmp_path / "runs", steps=2)
     path = tmp_path / "runs" / "gpt-learned-seed0" / "metrics.json"
     content = json.loads(path.read_text())
-    del content["metrics"]["config"]["kv_shift"]  # a field that came later
+    del content["metrics"]["config"]["attention_window"]  # a field that came later
     path.write_text(json.dumps(content))
     run_study(small_study, tmp_path / "runs", steps=1)
     del content["metrics"]["config"]

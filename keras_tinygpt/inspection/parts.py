@@ -244,8 +244,7 @@ def run_block(
 
 def head_values(attention: CausalMultiHeadAttention, hidden):
     """The value vectors float32 (B, N, T, H) that the heads read, one a query head."""
-    _, key, value = attention._project(hidden, 0)
-    values = ops.cast(attention.shift(key, value)[1], "float32")  # (B, N_kv, T, H)
+    values = ops.cast(attention._project(hidden, 0)[2], "float32")  # (B, N_kv, T, H)
     return ops.repeat(values, attention.num_heads // values.shape[1], axis=1)
 
 

@@ -1,20 +1,20 @@
 """Multi-head attention: causal self-attention and cross-attention.
 
 One masked softmax (`attend`) and one mask rule (`causal_mask`) serve both layers, the
-cached and the uncached path. Scores and weights are float32 whatever the policy;
-forbidden weights are exactly 0. There is no bidirectional self-attention here other
-than `CausalMultiHeadAttention(causal=False)`.
+cached and the uncached path. Weights are float32 whatever the policy, and so is the
+softmax; forbidden weights are exactly 0. There is no bidirectional self-attention here
+other than `CausalMultiHeadAttention(causal=False)`.
 """
 
 import math
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_tinygpt.checks import check_bool, check_choice, check_float, check_int
 from keras_tinygpt.layers.dense import Dense
 from keras_tinygpt.layers.dropout import Dropout
+from keras_tinygpt.layers.normalization import NORM_EPSILON, make_norm
 from keras_tinygpt.layers.positions import (
     MAX_WAVELENGTH,
     RotaryPositions,
@@ -23,7 +23,6 @@ from keras_tinygpt.layers.positions import (
 
 # Finite, so that a row with no allowed key stays finite; exp(MASKED - max) is 0.0.
 MASKED = -1e30
-NORM_EPSILON = 1e-5
 ATTENTION_POSITIONS = ("none", "rotary", "alibi")
 
 
@@ -94,23 +93,48 @@ def attend(query, key, value, mask=None, bias=None, dropout=None, training=None)
 
 
 def has_fused_attention(query) -> bool:
-    """Whether the backend may have one kernel for causal attention on this device.
+    """Whether there is a faster way to causal attention alone, without its weights.
 
-    JAX and PyTorch on a GPU: flash attention. On a CPU such kernels gain nothing, and
-    TensorFlow's XLA fuses what it can by itself.
+    JAX and PyTorch on a GPU: flash attention. PyTorch on a CPU: fewer passes over the
+    scores. Nothing is gained on JAX's CPU, and TensorFlow's XLA fuses what it can.
     """
     if keras.backend.backend() == "torch":
-        return query.device.type == "cuda"
+        return query.device.type == "cuda" or _is_narrow_enough(query)
     return keras.backend.backend() == "jax" and not all(
         name.startswith("cpu") for name in keras.distribution.list_devices()
     )
 
 
+def _is_narrow_enough(query) -> bool:
+    """Whether scores of this type neither overflow nor need another one on a CPU."""
+    dtype = keras.backend.standardize_dtype(query.dtype)
+    return query.device.type == "cpu" and dtype in ("float32", "bfloat16")
+
+
 def _attend_fused(query, key, value):
-    """Causal attention by the backend's kernel: tensors (B, N, T, H), no weights."""
+    """Causal attention of tensors (B, N, T, H), a key head for every group of N."""
+    if keras.backend.backend() == "torch" and query.device.type == "cpu":
+        return _attend_on_torch(query, key, value)
     query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
     outputs = ops.dot_product_attention(query, key, value, is_causal=True)
     return ops.transpose(outputs, (0, 2, 1, 3))
+
+
+def _attend_on_torch(query, key, value):
+    """`_attend_fused` with the mask added by the product itself.
+
+    The scores stay in the type of the inputs: the softmax computes in float32, and its
+    results would be rounded to that type anyway.
+    """
+    import torch
+
+    shape = query.shape
+    key, value = _merge_rows(key), _merge_rows(value)  # (B * N / G, T, H)
+    query = query.reshape(len(key), -1, shape[3])  # (B * N / G, G * T, H)
+    forbidden = torch.full((shape[2], shape[2]), MASKED, dtype=query.dtype).triu(1)
+    forbidden = forbidden.repeat(query.shape[1] // shape[2], 1)
+    scores = torch.baddbmm(forbidden, query, key.mT, alpha=shape[3] ** -0.5)
+    return (torch.softmax(scores, dim=-1) @ value).reshape(shape)
 
 
 def _merge_rows(inputs):
@@ -168,8 +192,6 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         positions: "none", "rotary" (queries and keys are rotated) or "alibi" (a linear
             penalty on distance is added to the scores).
         qk_norm: whether each query and key vector is RMS-normalised over H.
-        kv_shift: whether keys and values are mixed with those of the token before, by
-            a learned share per head: `k[j] = (1 - s) k[j] + s k[j - 1]`.
         attention_window: number of positions each query reads, itself included; None
             means all earlier ones.
         attention_dropout: share of the weights dropped in training.
@@ -210,8 +232,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         (2, 5, 12)
 
     Reference: Vaswani et al., 2017, section 3.2; Shazeer, 2019 and Ainslie et al., 2023
-    (shared key heads); Beltagy et al., 2020 (window); Henry et al., 2020 (qk_norm); Xu
-    et al., 2024 (kv_shift).
+    (shared key heads); Beltagy et al., 2020 (window); Henry et al., 2020 (qk_norm).
     """
 
     def __init__(
@@ -221,7 +242,6 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         head_dim: int | None = None,
         positions: str = "none",
         qk_norm: bool = False,
-        kv_shift: bool = False,
         attention_window: int | None = None,
         attention_dropout: float = 0.0,
         qkv_bias: bool = False,
@@ -239,11 +259,6 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             check_int("attention_window", attention_window)
             if not causal:
                 raise ValueError("attention_window needs causal=True, got causal=False")
-        if check_bool("kv_shift", kv_shift) and (not causal or attention_window):
-            raise ValueError(
-                "kv_shift needs causal=True and attention_window=None, got "
-                f"causal={causal} and attention_window={attention_window}"
-            )
         check_float("attention_dropout", attention_dropout, 0.0, 1.0, high_open=True)
         check_float("norm_epsilon", norm_epsilon, low_open=True)
         check_float("max_wavelength", max_wavelength, low_open=True)
@@ -253,7 +268,6 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         self.head_dim = head_dim
         self.positions = positions
         self.qk_norm = check_bool("qk_norm", qk_norm)
-        self.kv_shift = kv_shift
         self.attention_window = attention_window
         self.attention_dropout = attention_dropout
         self.qkv_bias = check_bool("qkv_bias", qkv_bias)
@@ -290,22 +304,10 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             )
             self._rotary.build((None, None, self.num_heads, self._head_dim))
         if self.qk_norm:
-            self._query_norm = keras.layers.RMSNormalization(
-                epsilon=self.norm_epsilon, dtype=dtype, name="query_norm"
-            )
+            self._query_norm = make_norm("rms", dtype, "query_norm", self.norm_epsilon)
             self._query_norm.build((None, None, self.num_heads, self._head_dim))
-            self._key_norm = keras.layers.RMSNormalization(
-                epsilon=self.norm_epsilon, dtype=dtype, name="key_norm"
-            )
+            self._key_norm = make_norm("rms", dtype, "key_norm", self.norm_epsilon)
             self._key_norm.build((None, None, self._kv_heads, self._head_dim))
-        if self.kv_shift:
-            shape = (self._kv_heads, 1, 1)
-            self._key_share = self.add_weight(
-                name="key_share", shape=shape, initializer=_spread_shares
-            )
-            self._value_share = self.add_weight(
-                name="value_share", shape=shape, initializer="zeros"
-            )
         self._dropout = None
         if self.attention_dropout:
             self._dropout = Dropout(
@@ -341,8 +343,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         masked = attention_mask is not None or padding is not None
         plain = cache is None and not return_attention_scores and not masked
         if plain and self._is_plain(training) and has_fused_attention(query):
-            keys, values = self.shift(key, value)
-            outputs = _attend_fused(query, keys, values)
+            outputs = _attend_fused(query, key, value)
         else:
             outputs, weights = self._attend(
                 query, key, value, start, attention_mask, padding, training
@@ -375,8 +376,7 @@ class CausalMultiHeadAttention(keras.layers.Layer):
         bias = None
         if self.positions == "alibi":
             bias = alibi_bias(query_positions, key_positions, self.num_heads)
-        keys, values = self.shift(key, value, attention_mask, padding)
-        return attend(query, keys, values, allowed, bias, self._dropout, training)
+        return attend(query, key, value, allowed, bias, self._dropout, training)
 
     def _project(self, inputs, start):
         """Projected, normalised, rotated heads: three tensors (B, N or N_kv, T, H)."""
@@ -397,37 +397,6 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             query = self._rotary(query, start_index=start)
             key = self._rotary(key, start_index=start)
         return [ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value)]
-
-    def shift(self, key, value, attention_mask=None, padding=None):
-        """Keys and values as they are read: mixed with those of the token before.
-
-        A rotated key that moves on by one place is rotated by one place more, so
-        caches hold what a token's own vectors are. Nothing is taken from a token that
-        no query may read: padding leaves real tokens as they are.
-        """
-        if not self.kv_shift:
-            return key, value
-        shape = (-1, self._kv_heads, ops.shape(key)[-2], self._head_dim)
-        earlier = [ops.reshape(x, shape)[:, :, :-1] for x in (key, value)]
-        if self.positions == "rotary":
-            alone = ops.reshape(earlier[0], (-1, 1, 1, self._head_dim))
-            alone = self._rotary(alone, start_index=1)
-            earlier[0] = ops.reshape(alone, ops.shape(earlier[0]))
-        real = padding
-        if attention_mask is not None:
-            mask = ops.cast(attention_mask, "bool")
-            mask = mask if len(mask.shape) == 3 else ops.expand_dims(mask, 0)
-            real = _both(real, ops.any(mask, axis=1))  # (B, S)
-        mixed = []
-        for own, before, share in zip(
-            (key, value), earlier, (self._key_share, self._value_share), strict=True
-        ):
-            if real is not None:
-                before = ops.where(real[:, None, :-1, None], before, 0.0)
-            before = ops.pad(before, ((0, 0), (0, 0), (1, 0), (0, 0)))
-            share = ops.cast(share, own.dtype)
-            mixed.append(ops.reshape(own, shape) * (1.0 - share) + before * share)
-        return mixed
 
     def _allowed_keys(self, query_positions, key_positions, attention_mask, padding):
         """Bool mask that broadcasts to (B, N, T, S), or None if all may be read."""
@@ -481,7 +450,6 @@ class CausalMultiHeadAttention(keras.layers.Layer):
             head_dim=self.head_dim,
             positions=self.positions,
             qk_norm=self.qk_norm,
-            kv_shift=self.kv_shift,
             attention_window=self.attention_window,
             attention_dropout=self.attention_dropout,
             qkv_bias=self.qkv_bias,
@@ -632,12 +600,6 @@ class CrossAttention(keras.layers.Layer):
             seed=self.seed,
         )
         return config
-
-
-def _spread_shares(shape, dtype=None):
-    """Shares of the token before, from near 0 in the first head to near 1."""
-    shares = (np.arange(shape[0]) + 0.5) / shape[0]
-    return ops.convert_to_tensor(shares.reshape(shape), dtype)
 
 
 def _write_rows(cache, start, new):

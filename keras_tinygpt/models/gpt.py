@@ -25,12 +25,10 @@ from keras_tinygpt.models.transformer import (
 
 @dataclasses.dataclass(frozen=True)
 class GPTConfig(TransformerConfig):
-    """Shape of a GPT: the fields of `TransformerConfig` and two more.
+    """Shape of a GPT: the fields of `TransformerConfig` and one more.
 
     Args:
         attention_window: tokens each query reads in each block; None means all.
-        kv_shift: whether keys and values are mixed with those of the token before, by
-            a learned share per head; not with attention_window.
     """
 
     POSITIONS: ClassVar = ("learned", "sinusoidal", "rotary", "alibi", "none")
@@ -58,17 +56,11 @@ class GPTConfig(TransformerConfig):
     }
 
     attention_window: int | None = None
-    kv_shift: bool = False
 
     def __post_init__(self):
         super().__post_init__()
         if self.attention_window is not None:
             check_int("attention_window", self.attention_window)
-            if self.kv_shift:
-                raise ValueError(
-                    "kv_shift needs attention_window=None, got "
-                    f"attention_window={self.attention_window}"
-                )
 
 
 @keras.saving.register_keras_serializable(package="keras_tinygpt")
@@ -98,7 +90,6 @@ class GPT(ConfiguredModel):
                 f"block_{index}",
                 offset_seed(seed, 1 + 3 * index),
                 policy,
-                kv_shift=config.kv_shift,
                 attention_window=config.attention_window,
             )(x)
         x = end_stack(config, x, policy)

@@ -16,15 +16,14 @@ from keras_tinygpt.layers import (
     SinusoidalPositions,
     TransformerBlock,
 )
-from keras_tinygpt.layers.blocks import (
-    ACTIVATIONS,
+from keras_tinygpt.layers.blocks import ACTIVATIONS, NORM_POSITIONS
+from keras_tinygpt.layers.dense import Dense
+from keras_tinygpt.layers.dropout import Dropout
+from keras_tinygpt.layers.normalization import (
     NORM_EPSILON,
-    NORM_POSITIONS,
     NORMALIZATIONS,
     make_norm,
 )
-from keras_tinygpt.layers.dense import Dense
-from keras_tinygpt.layers.dropout import Dropout
 from keras_tinygpt.layers.positions import MAX_WAVELENGTH
 from keras_tinygpt.models.configured import ConfiguredModel
 from keras_tinygpt.models.initialization import (

@@ -121,7 +121,6 @@ def _as_gpt2(config: GPTConfig) -> dict[str, Any]:
         num_kv_heads=(None, config.num_heads),
         attention_window=(None,),
         qk_norm=(False,),
-        kv_shift=(False,),
         scale_embeddings=(False,) if config.tie_embeddings else (False, True),
     )
     return {
@@ -146,7 +145,6 @@ def _as_llama(config: GPTConfig) -> tuple[str, dict[str, Any]]:
         norm_position=("pre",),
         activation=("swiglu",),
         qk_norm=(False,),
-        kv_shift=(False,),
         scale_embeddings=(False,) if config.tie_embeddings else (False, True),
     )
     if config.attention_window is not None:
