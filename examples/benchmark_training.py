@@ -44,6 +44,10 @@ CONTENDERS = {  # name: (maker, Keras backend, packages)
         ["keras-hub"],
     ),
     "GPT, keras-hub, JAX, float32": ("keras_hub", "jax", ["keras-hub", "jax"]),
+    "GPT, keras-hub, TensorFlow, bfloat16": (
+        *("keras_hub_mixed", "tensorflow"),
+        ["keras-hub"],
+    ),
     "LSTM, keras_tinygpt, TensorFlow, float32": (
         *("ours_lstm", "tensorflow"),
         ["tensorflow"],
@@ -84,11 +88,12 @@ def ours_lstm_mixed():
     return ours_lstm("mixed_bfloat16")
 
 
-def keras_hub():
+def keras_hub(policy="float32", jit_compile=True):
     """GPT2Backbone with a head, under `fit` with XLA."""
     import keras
     import keras_hub as hub
 
+    keras.config.set_dtype_policy(policy)
     backbone = hub.models.GPT2Backbone(
         vocabulary_size=VOCAB,
         num_layers=BLOCKS,
@@ -105,9 +110,14 @@ def keras_hub():
     model.compile(
         optimizer=keras.optimizers.AdamW(RATE, global_clipnorm=1.0),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=True,
+        jit_compile=jit_compile,
     )
     return _fit(model)
+
+
+def keras_hub_mixed():
+    """The same in mixed_bfloat16 without XLA, whose bfloat16 is slow on CPUs."""
+    return keras_hub("mixed_bfloat16", jit_compile=False)
 
 
 def _fit(model):

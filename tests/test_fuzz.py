@@ -9,6 +9,7 @@ import sys
 import warnings
 import zipfile
 
+import numpy as np
 import pytest
 
 import keras_tinygpt as tg
@@ -161,6 +162,66 @@ def test_damaged_bytes_give_an_error_or_the_same_model(saved, tmp_path, cases):
     now = resource.getrusage(resource.RUSAGE_SELF)
     assert now.ru_maxrss - peak.ru_maxrss < 300_000  # kilobytes
     assert loaded <= cases / 10  # a changed seal or a bit of its name
+
+
+@pytest.mark.parametrize("cases", [4, pytest.param(300, marks=many)])
+def test_damaged_exports_give_an_error_or_the_same_model(saved, tmp_path, cases):
+    lm = tg.load(saved)
+    export = tg.export_saved_model(lm.model, lm.tokenizer, tmp_path / "export")
+    read = tg.load(export)
+    names = [
+        path.relative_to(export)
+        for path in [*export.glob("assets/*"), *export.glob("variables/*")]
+    ]
+    draw, loaded = random.Random(cases), 0
+    for _ in range(cases):
+        path = export / draw.choice(names)
+        intact = path.read_bytes()
+        path.write_bytes(damaged(intact, draw))
+        try:
+            again = tg.load(export)
+        except (ValueError, OSError) as error:
+            assert str(error) and not isinstance(error, UnicodeError)
+        else:
+            loaded += 1
+            assert tg.fingerprint(again.model) == tg.fingerprint(read.model)
+            assert again.tokenizer == read.tokenizer and again.metrics == read.metrics
+        path.write_bytes(intact)
+    assert loaded <= cases / 2  # bytes between the entries of the index are not read
+
+
+@pytest.mark.parametrize("cases", [3, pytest.param(200, marks=many)])
+def test_damaged_checkpoints_give_an_error_or_the_same_end(tmp_path, cases):
+    """Of a run that stopped: it goes on from what is intact, or says what is not."""
+    ids = np.random.default_rng(0).integers(0, 5, 300, "int32")
+    settings = tg.TrainConfig(
+        steps=6, batch_size=2, validate_every=2, ema_momentum=0.9, jit_compile=False
+    )
+
+    def train(folder, resume):
+        model = tg.build_gpt(tg.GPTConfig(5, 4, 1, 1, hidden_dim=4))
+        tg.train(
+            *(model, ids, ids[:50], settings),
+            directory=folder,
+            resume=resume,
+            verbose=False,
+        )
+        return tg.fingerprint(model)
+
+    expected = train(tmp_path / "run", False)
+    draw, ended = random.Random(cases), 0
+    for case in range(cases):
+        folder = shutil.copytree(tmp_path / "run", tmp_path / str(case))
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        path = draw.choice(files)
+        path.write_bytes(damaged(path.read_bytes(), draw))
+        try:
+            assert train(folder, True) == expected
+            ended += 1
+        except (ValueError, OSError) as error:
+            assert str(error) and not isinstance(error, UnicodeError)
+        shutil.rmtree(folder)
+    assert ended < cases
 
 
 @pytest.mark.parametrize("cases", [24, pytest.param(500, marks=many)])

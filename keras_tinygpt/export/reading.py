@@ -64,6 +64,6 @@ def _read_weights(path: Path, model: keras.Model, paths: list[str]) -> None:
         for weight in model.weights:
             key = f"model_weights/{paths.index(weight.path)}"
             weight.assign(reader.get_tensor(f"{key}/.ATTRIBUTES/VARIABLE_VALUE"))
-    except (ValueError, tf.errors.OpError, RuntimeError) as error:
+    except (ValueError, LookupError, tf.errors.OpError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(f"{path / WEIGHTS} cannot be read: {reason}") from error

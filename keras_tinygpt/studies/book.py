@@ -73,9 +73,8 @@ def _own_recipes() -> list[Variant]:
     shape = _with(tiny.model, book, size)
     budget = ("steps", "batch_size", "clip_norm", "validate_every", "restore_best")
     gpt = Variant("GPT, own recipe", shape, _with(tiny.training, PROTOCOL, budget))
-    shape = dataclasses.replace(lstm.model, dropout=0.2)
     training = _with(lstm.training, PROTOCOL, budget)
-    return [gpt, Variant("LSTM, own recipe", shape, training)]
+    return [gpt, Variant("LSTM, own recipe", lstm.model, training)]
 
 
 def _with(config: Any, other: Any, names: tuple[str, ...]) -> Any:
