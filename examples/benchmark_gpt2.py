@@ -6,8 +6,6 @@ Each row is a process of its own; its peak is that of everything in it.
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from contenders import record
+from contenders import peak_bytes, record, run_worker
 
 import keras_tinygpt as tg
 from keras_tinygpt.models.gpt import remat_scope
@@ -34,23 +32,29 @@ TRAINING = {  # dtype policy, blocks rematerialized, parts of a batch, windows, 
     "float32, 2 x 1024": ("float32", False, 1, 2, 1024),
     "blocks rematerialized, 2 x 1024": ("float32", True, 1, 2, 1024),
 }
+UPDATES = 3
 BACKENDS = ("tensorflow", "torch")
 
 
 def train(policy, rematerialized, parts, batch_size, length):
-    """Fits one batch, in one part or more."""
+    """Seconds of an update with one batch, in one part or more; the first compiles."""
     keras.config.set_dtype_policy(policy)
     if rematerialized:
         with remat_scope(SHAPE):
             model = tg.build_gpt(SHAPE)
     else:
         model = tg.build_gpt(SHAPE)
-    config = tg.TrainConfig(1, batch_size, gradient_accumulation_steps=parts)
+    config = tg.TrainConfig(batch_size=batch_size, gradient_accumulation_steps=parts)
     compile_model(model, config)
     ids = np.random.default_rng(0).integers(0, SHAPE.vocab_size, 9_999, np.int32)
     starts = tg.window_schedule(len(ids), length, 1, batch_size)
     data = tg.WindowDataset(ids, starts.reshape(parts, -1), length)
-    model.fit(data, verbose=0, shuffle=False)
+    seconds = []
+    for _ in range(1 + UPDATES):
+        started = time.perf_counter()
+        model.fit(data, verbose=0, shuffle=False)
+        seconds.append(time.perf_counter() - started)
+    return float(np.median(seconds[1:]))
 
 
 def generate(folder):
@@ -64,24 +68,6 @@ def generate(folder):
     return NEW / float(np.median(seconds[1:]))
 
 
-def peak():
-    """Gigabytes of this process, at the most."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e9
-
-
-def worker(backend, *arguments):
-    """What a process of its own prints."""
-    result = subprocess.run(
-        [sys.executable, __file__, "--worker", *arguments],
-        env={**os.environ, "KERAS_BACKEND": backend},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(result.stdout.splitlines()[-1])
-
-
 def write_folder(folder):
     """The shape with random weights, as transformers keeps it."""
     tokenizer = tg.BPETokenizer.from_text(tg.load_corpus("five-nights").text, 512)
@@ -92,26 +78,26 @@ def write_folder(folder):
 def main():
     kind, rows = sys.argv[1], []
     if kind == "train":
-        for name in TRAINING:
-            _, used = worker("torch", "train", name)
-            rows.append([name, f"{used:.2f}"])
-            print(rows[-1], flush=True)
-        setting = "windows x tokens a step, AdamW, PyTorch"
-        columns = ["setting", "peak GB"]
+        for backend in BACKENDS:
+            for name in TRAINING:
+                seconds, used = run_worker(__file__, backend, "train", name)
+                rows.append([backend, name, f"{used / 1e9:.2f}", f"{seconds:.1f}"])
+                print(rows[-1], flush=True)
+        setting = f"windows x tokens a step, AdamW, medians of {UPDATES} steps"
+        columns = ["backend", "setting", "peak GB", "seconds a step"]
     else:
         with tempfile.TemporaryDirectory() as temporary:
             folder = str(write_folder(Path(temporary, "gpt2")))
             for backend in BACKENDS:
-                value, used = worker(backend, "generate", folder)
-                rows.append([backend, f"{used:.2f}", f"{value:.1f}"])
+                value, used = run_worker(__file__, backend, "generate", folder)
+                rows.append([backend, f"{used / 1e9:.2f}", f"{value:.1f}"])
                 print(rows[-1], flush=True)
         setting = f"{NEW} new tokens, window {WINDOW}, batch 1, medians of 3 runs"
         columns = ["backend", "peak GB", "tokens/s"]
-    packages = ("keras", *(BACKENDS if kind == "generate" else BACKENDS[1:]))
     if len(sys.argv) > 2:
         record(
             sys.argv[2],
-            packages=packages,
+            packages=("keras", *BACKENDS),
             kind="table",
             command=f"python examples/benchmark_gpt2.py {kind}",
             setting=setting,
@@ -123,6 +109,6 @@ def main():
 if sys.argv[1] == "--worker":
     run = train if sys.argv[2] == "train" else generate
     arguments = TRAINING[sys.argv[3]] if run is train else sys.argv[3:]
-    print(json.dumps([run(*arguments), peak()]))
+    print(json.dumps([run(*arguments), peak_bytes()]))
 else:
     main()

@@ -3,23 +3,26 @@
 From the mini shape (65 tokens, window 128, 128 wide, 4 blocks, 4 heads, 64 windows, no
 dropout) one size is changed at a time. `predicted` is the growth of the operations per
 step (`flops_per_token`), `measured` that of the seconds. Then, per length, one layer's
-attention products against its four projections, and the share that `train` adds to
-the bare step with its schedule, dataset and callbacks.
+attention products against its four projections, the most memory that a step takes with
+and without rematerialized blocks, and the share that `train` adds to the bare step with
+its schedule, dataset and callbacks.
 
 Usage: python examples/benchmark_growth.py [RESULT.json]
 """
 
 import functools
+import json
 import statistics
 import sys
 import time
 
 import keras
 import numpy as np
-from contenders import record
+from contenders import peak_bytes, record, run_worker
 
 import keras_tinygpt as tg
 from keras_tinygpt.layers.attention import attend
+from keras_tinygpt.models.gpt import remat_scope
 from keras_tinygpt.speed import flops_per_token
 from keras_tinygpt.training import compile_model
 
@@ -30,7 +33,8 @@ SIZES = {
     "width": (64, 128, 256, 512),
 }
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
-OVERHEAD_STEPS = 20
+MEMORY_LENGTHS, MEMORY_BATCH = (128, 512, 1024, 2048), 8
+OVERHEAD_STEPS = 30
 
 
 def median_seconds(*calls):
@@ -110,6 +114,42 @@ def attention_against_projections():
     return rows
 
 
+def step_memory(length, rematerialized):
+    """Bytes by which one step raises the most that this process has held."""
+    config = tg.GPTConfig(VOCAB, length, hidden_dim=WIDTH)
+    if rematerialized:
+        with remat_scope(config):
+            model = tg.build_gpt(config)
+    else:
+        model = tg.build_gpt(config)
+    compile_model(model, tg.TrainConfig())
+    ids = np.random.default_rng(0).integers(0, VOCAB, (MEMORY_BATCH, length), "int32")
+    before = peak_bytes()
+    model.train_on_batch(ids, ids)
+    return peak_bytes() - before
+
+
+def memory():
+    """One row per length: megabytes of a step, each in a process of its own."""
+    rows, first = [], None
+    for length in MEMORY_LENGTHS:
+        plain, rematerialized = (
+            run_worker(__file__, keras.backend.backend(), length, int(remat))
+            for remat in (False, True)
+        )
+        first = first or plain
+        rows.append(
+            [
+                f"{MEMORY_BATCH} x {length:,} tokens: MB of a step, rematerialized",
+                f"{plain / 1e6:,.0f}, {rematerialized / 1e6:,.0f}",
+                f"{(length / MEMORY_LENGTHS[0]) ** 2:.0f} (scores alone)",
+                f"{plain / first:.1f}",
+            ]
+        )
+        print(*rows[-1], sep="  ", flush=True)
+    return rows
+
+
 def overhead():
     """Share of a step's time that `train` adds to `train_on_batch`."""
     model = tg.build_gpt(tg.GPTConfig.preset("mini", VOCAB))
@@ -132,8 +172,10 @@ def overhead():
     return statistics.median(ours) / statistics.median(bare) - 1
 
 
-if __name__ == "__main__":
-    rows = growth() + attention_against_projections()
+if sys.argv[1:2] == ["--worker"]:
+    print(json.dumps(step_memory(*map(int, sys.argv[2:]))))
+elif __name__ == "__main__":
+    rows = growth() + attention_against_projections() + memory()
     added = overhead()
     print(f"schedule, dataset and callbacks of train add {added:+.1%} to a step")
     if len(sys.argv) > 1:
@@ -147,6 +189,6 @@ if __name__ == "__main__":
                 "of the four projections; schedule, dataset and callbacks of `train` "
                 f"add {added:+.1%} to a mini step"
             ),
-            columns=["", "ms", "predicted growth", "measured growth"],
+            columns=["", "ms or MB", "predicted growth", "measured growth"],
             rows=rows,
         )

@@ -30,6 +30,27 @@ def record(path, packages=PACKAGES, **result):
     Path(path).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
 
 
+def run_worker(script, backend, *arguments):
+    """Calls `script --worker ARGUMENTS` as a process of its own.
+
+    Returns the JSON of its last line; its other lines are dropped.
+    """
+    result = subprocess.run(
+        [sys.executable, script, "--worker", *map(str, arguments)],
+        env={**os.environ, "KERAS_BACKEND": backend},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def peak_bytes():
+    """The most memory that this process has held so far."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
 class Contender:
     """A process that answers a question with the seconds of one run."""
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from helpers import check_layer, normal, randomize, reference_attention, to_numpy
 
-from keras_tinygpt.layers import FeedForward, TransformerBlock
+from keras_tinygpt.layers import FeedForward, TransformerBlock, normalization
 from keras_tinygpt.layers.blocks import ACTIVATIONS
-from keras_tinygpt.layers.normalization import RMSNormalization, make_norm
+from keras_tinygpt.layers.normalization import make_norm
 
 pytestmark = pytest.mark.backend
 
@@ -130,18 +130,21 @@ def test_norms_run_in_float32(normalization, dtype):
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.02)]
 )
-def test_the_rms_norm_of_pytorch_has_the_gradients_of_keras(dtype, tolerance):
+@pytest.mark.parametrize("name", ["LayerNormalization", "RMSNormalization"])
+def test_the_norms_of_pytorch_have_the_gradients_of_keras(name, dtype, tolerance):
     import torch
 
     results = []
-    for cls, kind in ((RMSNormalization, dtype), (keras.layers.RMSNormalization, None)):
-        norm = cls(epsilon=0.1, dtype=kind)
+    for package, kind in ((normalization, dtype), (keras.layers, None)):
+        norm = getattr(package, name)(epsilon=0.1, dtype=kind)
         norm.build((None, None, D))
-        norm.scale.assign(np.linspace(0.5, 2.0, D))
+        for weight in norm.trainable_variables:
+            weight.assign(np.linspace(0.5, 2.0, D))
         x = torch.tensor(normal(B, T, D), requires_grad=True)
         outputs = norm(x.to(getattr(torch, kind)) if kind else x)
         (outputs.float() ** 3).sum().backward()
-        results.append([outputs, x.grad, norm.scale.value.grad])
+        gradients = [weight.value.grad for weight in norm.trainable_variables]
+        results.append([outputs, x.grad, *gradients])
     for own, expected in zip(*results, strict=True):
         scale = np.abs(to_numpy(expected)).max()
         difference = np.abs(to_numpy(own) - to_numpy(expected)) / scale

@@ -25,6 +25,9 @@ IDS = np.random.default_rng(0).integers(0, VOCAB, 1009).astype("uint8")
 PATTERN = np.tile(np.arange(VOCAB), 97).astype("uint8")
 
 
+JIT = keras.backend.backend() != "torch"
+
+
 def tiny_model(seed=0, **changes):
     config = tg.GPTConfig(VOCAB, WINDOW, 1, 2, hidden_dim=12, **changes)
     return tg.build_gpt(config, seed=seed)
@@ -54,10 +57,24 @@ def weights_of(model):
 
 
 @pytest.mark.backend
+def test_xla_compiles_where_it_gains():
+    def choice(steps, **changes):
+        model = tiny_model()
+        compile_model(model, tg.TrainConfig(steps=steps, **changes))
+        return model.jit_compile
+
+    backend = keras.backend.backend()
+    assert choice(10**6) == (backend != "torch")
+    assert choice(10) == (backend == "jax")
+    assert choice(10, jit_compile=JIT) == JIT
+    assert not choice(10**6, jit_compile=False)
+
+
+@pytest.mark.backend
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_loss_falls(optimizer):
     config = tiny_config(
-        steps=60, validate_every=20, optimizer=optimizer, jit_compile=None
+        steps=60, validate_every=20, optimizer=optimizer, jit_compile=JIT
     )
     model, result = run(config)
     losses = [row["valid_loss"] for row in result.history]
@@ -71,7 +88,7 @@ def test_the_loss_falls(optimizer):
 @pytest.mark.backend
 def test_the_same_seed_gives_the_same_weights():
     steps = 200 if keras.backend.backend() == "tensorflow" else 30
-    config = tiny_config(steps=steps, validate_every=steps // 2, jit_compile=None)
+    config = tiny_config(steps=steps, validate_every=steps // 2, jit_compile=JIT)
     first, result = run(config, tiny_model(dropout=0.1), ids=IDS)
     second, again = run(config, tiny_model(dropout=0.1), ids=IDS)
     assert tg.fingerprint(first) == tg.fingerprint(second)

@@ -1,4 +1,4 @@
-"""Normalisation of a vector: layer norm, or RMS norm that is fast on PyTorch's CPU."""
+"""Normalisation of a vector: layer norm and RMS norm, with few passes on PyTorch."""
 
 import functools
 
@@ -21,7 +21,35 @@ def make_norm(
     check_choice("normalization", normalization, NORMALIZATIONS)
     if normalization == "rms":
         return RMSNormalization(epsilon=epsilon, dtype=dtype, name=name)
-    return keras.layers.LayerNormalization(epsilon=epsilon, dtype=dtype, name=name)
+    return LayerNormalization(epsilon=epsilon, dtype=dtype, name=name)
+
+
+@keras.saving.register_keras_serializable(package="keras_tinygpt")
+class LayerNormalization(keras.layers.LayerNormalization):
+    """`keras.layers.LayerNormalization`, on PyTorch without casts around it.
+
+    `y = gamma * (x - mean(x)) / sqrt(variance(x) + epsilon) + beta`. PyTorch computes
+    in float32 whatever the type of its inputs. Elsewhere nothing changes.
+
+    Args:
+        epsilon: added to the variance.
+
+    Call arguments:
+        inputs: float tensor (..., D).
+
+    Reference: Ba et al., 2016.
+    """
+
+    def call(self, inputs):
+        usual = self.center and self.scale and not self.rms_scaling
+        usual = usual and _is_last(self.axis, inputs)
+        if keras.backend.backend() != "torch" or not usual:
+            return super().call(inputs)
+        import torch
+
+        gamma, beta = (ops.cast(x, inputs.dtype) for x in (self.gamma, self.beta))
+        shape = inputs.shape[-1:]
+        return torch.nn.functional.layer_norm(inputs, shape, gamma, beta, self.epsilon)
 
 
 @keras.saving.register_keras_serializable(package="keras_tinygpt")
@@ -45,12 +73,15 @@ class RMSNormalization(keras.layers.RMSNormalization):
         self.supports_masking = True  # Keras 3.15 forgets it
 
     def call(self, inputs):
-        last = self.axis == [len(inputs.shape) - 1] or self.axis == [-1]
         on_torch = keras.backend.backend() == "torch" and inputs.device.type == "cpu"
-        if not (last and on_torch):
+        if not on_torch or not _is_last(self.axis, inputs):
             return super().call(inputs)
         scale = ops.cast(self.scale, inputs.dtype)
         return _torch_function().apply(inputs, scale, self.epsilon)
+
+
+def _is_last(axes: list[int], inputs) -> bool:
+    return axes in ([-1], [len(inputs.shape) - 1])
 
 
 @functools.cache
