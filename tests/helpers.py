@@ -11,6 +11,9 @@ import pytest
 
 from keras_tinygpt import cli
 
+# XLA takes seconds to compile what runs for none; JAX without it takes longer still.
+JIT = keras.backend.backend() == "jax"
+
 
 def tiny_shakespeare() -> Path:
     """A copy of tiny Shakespeare beside the repository; skips the test without one."""
@@ -104,7 +107,7 @@ def _check_model(make_layer, inputs, path):
         for i, x in enumerate(inputs)
     ]
     model = keras.Model(tensors, make_layer(name="checked")(*hidden))
-    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=JIT)
     before = [
         model.get_layer(f"below_{i}").get_weights()[0] for i in range(len(inputs))
     ]
@@ -225,11 +228,12 @@ def largest_leak(model, ids, vocab_size) -> float:
     return leak
 
 
-def fit_some_steps(model, ids, steps=3) -> list[float]:
+def fit_some_steps(model, ids, steps=3, jit_compile=None) -> list[float]:
     """Trains in place on next-token prediction; returns the loss of each step."""
     model.compile(
         keras.optimizers.SGD(0.5),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=JIT if jit_compile is None else jit_compile,
     )
     history = model.fit(ids[:, :-1], ids[:, 1:], epochs=steps, verbose=0)
     return history.history["loss"]

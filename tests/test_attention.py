@@ -6,7 +6,14 @@ import re
 import keras
 import numpy as np
 import pytest
-from helpers import check_layer, normal, randomize, reference_attention, to_numpy
+from helpers import (
+    JIT,
+    check_layer,
+    normal,
+    randomize,
+    reference_attention,
+    to_numpy,
+)
 from keras import ops
 
 from keras_tinygpt.layers import (
@@ -394,7 +401,7 @@ def test_rows_without_a_key_are_zero_and_train(variant):
     outputs = to_numpy(model([normal(3, T, D), PADDED != 0]))
     bias = to_numpy(layer.weights[-1])
     np.testing.assert_allclose(outputs[2], np.tile(bias, (T, 1)), atol=1e-6)
-    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=JIT)
     before = model.get_weights()
     model.train_on_batch([normal(3, T, D), PADDED != 0], np.ones((3, T, D)))
     for old, new in zip(before, model.get_weights(), strict=True):

@@ -128,7 +128,8 @@ def test_norms_run_in_float32(normalization, dtype):
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's CPU path")
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.02)]
+    ("dtype", "tolerance"),
+    [("float64", 1e-5), ("float32", 1e-5), ("float16", 0.005), ("bfloat16", 0.02)],
 )
 @pytest.mark.parametrize("name", ["LayerNormalization", "RMSNormalization"])
 def test_the_norms_of_pytorch_have_the_gradients_of_keras(name, dtype, tolerance):

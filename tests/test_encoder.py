@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from helpers import (
+    JIT,
     check_one_line_error,
     check_saved_model,
     copy_to_torch,
@@ -145,6 +146,7 @@ def test_a_class_head_learns():
     model.compile(
         keras.optimizers.Adam(0.01),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=JIT,
         metrics=["accuracy"],
     )
     history = model.fit(tokens, tokens[:, 0] - 1, epochs=12, verbose=0).history

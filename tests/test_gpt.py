@@ -278,6 +278,17 @@ def test_a_keras_file_gives_the_model_back(change, dtype, tmp_path):
     assert tg.fingerprint(copy) == tg.fingerprint(model)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="one way alone")
+@pytest.mark.parametrize("change", ["modern", "classic"])
+def test_compiled_steps_equal_plain_ones(change):
+    """Between them, every option and its gradient under XLA."""
+    losses = [
+        fit_some_steps(small(change, num_layers=1), ids(5, T + 1), jit_compile=jit)
+        for jit in (True, False)
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
 def test_a_trained_model_goes_on_after_reload(tmp_path):
     model, tokens = small("none", num_layers=1), ids(5, T + 1)
     fit_some_steps(model, tokens)

@@ -6,6 +6,7 @@ import hashlib
 import keras
 import numpy as np
 import pytest
+from helpers import JIT
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -242,6 +243,7 @@ def fit_means(dataset, **arguments) -> list[float]:
     model.compile(
         keras.optimizers.SGD(0.0),
         loss=lambda targets, outputs: keras.ops.mean(outputs, axis=-1),
+        jit_compile=JIT,
     )
     history = model.fit(dataset, shuffle=False, verbose=0, **arguments)
     return history.history["loss"]

@@ -93,9 +93,8 @@ def _torch_function():
         @staticmethod
         def forward(context, inputs, scale, epsilon):
             width = inputs.shape[-1]
-            norms = torch.linalg.vector_norm(
-                inputs, dim=-1, keepdim=True, dtype=torch.float32
-            )
+            wide = torch.promote_types(inputs.dtype, torch.float32)
+            norms = torch.linalg.vector_norm(inputs, dim=-1, keepdim=True, dtype=wide)
             inverse = torch.rsqrt(norms * norms / width + epsilon)  # (..., 1)
             normalized = (inputs * inverse).to(inputs.dtype)
             context.save_for_backward(normalized, inverse.to(inputs.dtype), scale)
