@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import check_one_line_error
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -100,3 +101,24 @@ assert ended(child("whole")) == 0
     assert printed["full"] == printed["whole"]
     state = json.loads((tmp_path / "full/checkpoints/state.json").read_text())
     assert state["checkpoints"][0]["step"] == 60
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "text.txt", "--steps", "1"],
+        ["prepare", "text.txt"],
+        ["export", "tiny-shakespeare"],
+        ["inspect", "tiny-shakespeare", "--text", "abc"],
+        ["study", "book", "--steps", "1"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_target_that_cannot_be_written(command, tmp_path, monkeypatch, capsys):
+    """Not even by root; it is noticed before there is anything to lose."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("Now is the winter of our discontent\n" * 60)
+    error = check_one_line_error(capsys, *command, "--out", "/proc/run")
+    assert "/proc/" in error and "run" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

@@ -35,7 +35,7 @@ def study_command(options: Any, argv: list[str]) -> Path:
     shared = {"context": "book"}.get(options.name, options.name)
     folder = options.folder or Path("saved_models", "studies", shared)
     out = options.out or folder
-    for name, path in (("folder", folder), ("out", out)):
+    for name, path in (("out", out), ("folder", folder)):
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
