@@ -99,13 +99,13 @@ def has_fused_attention(query) -> bool:
     scores. Nothing is gained on JAX's CPU, and TensorFlow's XLA fuses what it can.
     """
     if keras.backend.backend() == "torch":
-        return query.device.type == "cuda" or _is_narrow_enough(query)
+        return query.device.type == "cuda" or _has_plain_scores(query)
     return keras.backend.backend() == "jax" and not all(
         name.startswith("cpu") for name in keras.distribution.list_devices()
     )
 
 
-def _is_narrow_enough(query) -> bool:
+def _has_plain_scores(query) -> bool:
     """Whether scores of this type neither overflow nor need another one on a CPU."""
     dtype = keras.backend.standardize_dtype(query.dtype)
     return query.device.type == "cpu" and dtype in ("float32", "bfloat16")
@@ -131,7 +131,7 @@ def _attend_on_torch(query, key, value):
     shape = query.shape
     key, value = _merge_rows(key), _merge_rows(value)  # (B * N / G, T, H)
     query = query.reshape(len(key), -1, shape[3])  # (B * N / G, G * T, H)
-    forbidden = torch.full((shape[2], shape[2]), MASKED, dtype=query.dtype).triu(1)
+    forbidden = query.new_full((shape[2], shape[2]), MASKED).triu(1)
     forbidden = forbidden.repeat(query.shape[1] // shape[2], 1)
     scores = torch.baddbmm(forbidden, query, key.mT, alpha=shape[3] ** -0.5)
     return (torch.softmax(scores, dim=-1) @ value).reshape(shape)

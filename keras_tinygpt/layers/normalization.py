@@ -54,10 +54,11 @@ class LayerNormalization(keras.layers.LayerNormalization):
 
 @keras.saving.register_keras_serializable(package="keras_tinygpt")
 class RMSNormalization(keras.layers.RMSNormalization):
-    """`keras.layers.RMSNormalization`, trained four times as fast on PyTorch's CPU.
+    """`keras.layers.RMSNormalization`, two to four times as fast on PyTorch's CPU.
 
-    `y = scale * x / sqrt(mean(x**2) + epsilon)` over the last axis. PyTorch has no
-    gradient of its own for it; it is written out here. Elsewhere nothing changes.
+    `y = scale * x / sqrt(mean(x**2) + epsilon)` over the last axis. PyTorch derives its
+    gradient from many small operations; here it is written out. Elsewhere nothing
+    changes.
 
     Args:
         epsilon: added to the mean square.
