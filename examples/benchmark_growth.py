@@ -34,7 +34,7 @@ SIZES = {
 }
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 MEMORY_LENGTHS, MEMORY_BATCH = (128, 512, 1024, 2048), 8
-OVERHEAD_STEPS = 30
+OVERHEAD_STEPS, OVERHEAD_ROUNDS = 30, 3
 
 
 def median_seconds(*calls):
@@ -158,7 +158,7 @@ def overhead():
     )
     ids = np.random.default_rng(0).integers(0, VOCAB, 100_000, "int32")
     bare, ours = [], []
-    for _ in range(ROUNDS):
+    for _ in range(OVERHEAD_ROUNDS):
         result = tg.train(model, ids[:90_000], ids[90_000:], config)
         ours.append(BATCH * WINDOW / result.tokens_per_second)
         compile_model(model, config)
