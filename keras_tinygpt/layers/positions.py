@@ -13,6 +13,7 @@ import numpy as np
 from keras import ops
 
 from keras_tinygpt.checks import check_float, check_int
+from keras_tinygpt.layers.embedding import take_rows
 
 MAX_WAVELENGTH = 10000.0
 
@@ -131,7 +132,7 @@ class LearnedPositions(keras.layers.Layer):
             # A chunk may end in padding past the table; it is never read, but must be
             # finite, and backends differ in what they make of a row that is not there.
             positions = ops.minimum(positions, self.max_sequence_length - 1)
-        return inputs + ops.take(self.embeddings, positions, axis=0)
+        return inputs + take_rows(self.embeddings, positions)
 
     def _check_length(self, length: int | None) -> None:
         if length is not None and length > self.max_sequence_length:

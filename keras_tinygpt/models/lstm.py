@@ -9,6 +9,7 @@ from keras_tinygpt.checks import check_choice, check_float, check_int
 from keras_tinygpt.layers import recurrent
 from keras_tinygpt.layers.blocks import offset_seed
 from keras_tinygpt.layers.dropout import Dropout
+from keras_tinygpt.layers.embedding import Embedding
 from keras_tinygpt.models.configured import ConfiguredModel, resolve_policy
 from keras_tinygpt.models.initialization import (
     INITIAL_LOGIT_STDDEV,
@@ -125,7 +126,7 @@ def _make_layers(config: LSTMConfig, seed: int, policy) -> dict[str, keras.Layer
     layers: list[keras.Layer] = []
     if config.embedding_dim is not None:
         layers.append(
-            keras.layers.Embedding(
+            Embedding(
                 config.vocab_size,
                 config.embedding_dim,
                 dtype=policy,

@@ -19,6 +19,7 @@ from keras_tinygpt.layers import (
 from keras_tinygpt.layers.blocks import ACTIVATIONS, NORM_POSITIONS
 from keras_tinygpt.layers.dense import Dense
 from keras_tinygpt.layers.dropout import Dropout
+from keras_tinygpt.layers.embedding import ReversibleEmbedding
 from keras_tinygpt.layers.normalization import (
     NORM_EPSILON,
     NORMALIZATIONS,
@@ -146,7 +147,7 @@ class TransformerConfig:
 
 def token_embedding(config: TransformerConfig, policy, name: str = "token_embedding"):
     """Returns the layer of the token vectors, which can also serve as the head."""
-    return keras.layers.ReversibleEmbedding(
+    return ReversibleEmbedding(
         config.vocab_size,
         config.hidden_dim,
         reverse_dtype="float32",
