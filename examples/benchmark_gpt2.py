@@ -5,6 +5,7 @@ Usage: python examples/benchmark_gpt2.py train|generate [RESULT.json]
 Each row is a process of its own; its peak is that of everything in it.
 """
 
+import contextlib
 import json
 import sys
 import tempfile
@@ -39,10 +40,7 @@ BACKENDS = ("tensorflow", "torch")
 def train(policy, rematerialized, parts, batch_size, length):
     """Seconds of an update with one batch, in one part or more; the first compiles."""
     keras.config.set_dtype_policy(policy)
-    if rematerialized:
-        with remat_scope(SHAPE):
-            model = tg.build_gpt(SHAPE)
-    else:
+    with remat_scope(SHAPE) if rematerialized else contextlib.nullcontext():
         model = tg.build_gpt(SHAPE)
     config = tg.TrainConfig(batch_size=batch_size, gradient_accumulation_steps=parts)
     compile_model(model, config)

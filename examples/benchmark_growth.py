@@ -10,6 +10,7 @@ its schedule, dataset and callbacks.
 Usage: python examples/benchmark_growth.py [RESULT.json]
 """
 
+import contextlib
 import functools
 import json
 import statistics
@@ -117,10 +118,7 @@ def attention_against_projections():
 def step_memory(length, rematerialized):
     """Bytes by which one step raises the most that this process has held."""
     config = tg.GPTConfig(VOCAB, length, hidden_dim=WIDTH)
-    if rematerialized:
-        with remat_scope(config):
-            model = tg.build_gpt(config)
-    else:
+    with remat_scope(config) if rematerialized else contextlib.nullcontext():
         model = tg.build_gpt(config)
     compile_model(model, tg.TrainConfig())
     ids = np.random.default_rng(0).integers(0, VOCAB, (MEMORY_BATCH, length), "int32")
