@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_tinygpt.layers.dense import Quantizable
+
 
 def take_rows(table, ids):
     """Rows of a float table (V, D) for int ids (...): (..., D).
@@ -22,12 +24,11 @@ def _look_up(layer: keras.layers.Embedding, ids):
     return ops.cast(rows, layer.compute_dtype)
 
 
-# Files of weights name layers after their class, so these are called as in Keras, which
-# quantizes no subclasses by itself, for they might compute something else.
+# Files of weights name layers after their class, so these are called as in Keras.
 
 
 @keras.saving.register_keras_serializable(package="keras_tinygpt")
-class Embedding(keras.layers.Embedding):
+class Embedding(Quantizable, keras.layers.Embedding):
     """`keras.layers.Embedding` that trains alike on every backend.
 
     Args and call arguments: as for `keras.layers.Embedding`.
@@ -36,12 +37,9 @@ class Embedding(keras.layers.Embedding):
     def call(self, inputs):
         return _look_up(self, inputs)
 
-    def quantize(self, mode=None, type_check=True, config=None):
-        return super().quantize(mode, type_check=False, config=config)
-
 
 @keras.saving.register_keras_serializable(package="keras_tinygpt")
-class ReversibleEmbedding(keras.layers.ReversibleEmbedding):
+class ReversibleEmbedding(Quantizable, keras.layers.ReversibleEmbedding):
     """`keras.layers.ReversibleEmbedding` that trains alike on every backend.
 
     Args and call arguments: as for `keras.layers.ReversibleEmbedding`.
@@ -51,6 +49,3 @@ class ReversibleEmbedding(keras.layers.ReversibleEmbedding):
         if reverse:
             return super().call(inputs, reverse=True)
         return _look_up(self, inputs)
-
-    def quantize(self, mode=None, type_check=True, config=None):
-        return super().quantize(mode, type_check=False, config=config)
