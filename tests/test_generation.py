@@ -6,11 +6,14 @@ import weakref
 import keras
 import numpy as np
 import pytest
+from helpers import to_numpy
 from keras import ops
 
 import keras_tinygpt as tg
 from keras_tinygpt.generation import decoding
 from keras_tinygpt.generation.engine import get_engine
+from keras_tinygpt.generation.recorded import record_operations
+from keras_tinygpt.generation.sampling import BRANCHLESS_VOCAB
 from keras_tinygpt.generation.steppers import make_stepper
 
 pytestmark = pytest.mark.backend
@@ -271,6 +274,32 @@ def test_later_training_is_seen(models):
     bias[11] = 100.0
     model.get_layer("head").bias.assign(bias)
     assert tg.generate(model, [1], 3, temperature=0.0).tolist() == [1, 11, 11, 11]
+
+
+@pytest.mark.parametrize("settings", [DRAWN, {"seed": 5}])
+def test_a_vocabulary_too_large_to_sample_without_a_branch(settings):
+    config = tg.GPTConfig(BRANCHLESS_VOCAB + 3, WINDOW, 1, 2, hidden_dim=24)
+    model = sharpen(tg.build_gpt(config, seed=1))
+    given = {"prompt_ids": [1, 2, 130], "max_new_tokens": 8, **settings}
+    plain = tg.generate(model, use_cache=False, **given)
+    assert tg.generate(model, **given).tolist() == plain.tolist()
+
+
+def test_recorded_caches_are_overwritten_only_where_they_may_be(models):
+    stepper = make_stepper(models["rotary"])
+    tokens, zero = ops.ones((2, 1), "int32"), ops.zeros((), "int32")
+    logits = []
+    for overwrite in (False, True):
+        step = record_operations(stepper, overwrite)
+        state = stepper.initial_state(2)
+        for _ in range(2):  # recorded, then run
+            logits.append(
+                to_numpy(step(tokens, zero, zero, ops.zeros(2, "int32"), state)[0])
+            )
+        written = bool(ops.any(state["keys_0"] != 0))
+        assert written == (overwrite and keras.backend.backend() == "torch")
+    for other in logits[1:]:
+        np.testing.assert_allclose(other, logits[0], atol=1e-6)
 
 
 def test_half_precision_models_generate():

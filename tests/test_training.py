@@ -25,7 +25,7 @@ IDS = np.random.default_rng(0).integers(0, VOCAB, 1009).astype("uint8")
 PATTERN = np.tile(np.arange(VOCAB), 97).astype("uint8")
 
 
-JIT = keras.backend.backend() != "torch"
+XLA = keras.backend.backend() != "torch"
 
 
 def tiny_model(seed=0, **changes):
@@ -66,7 +66,7 @@ def test_xla_compiles_where_it_gains():
     backend = keras.backend.backend()
     assert choice(10**6) == (backend != "torch")
     assert choice(10) == (backend == "jax")
-    assert choice(10, jit_compile=JIT) == JIT
+    assert choice(10, jit_compile=XLA) == XLA
     assert not choice(10**6, jit_compile=False)
 
 
@@ -74,7 +74,7 @@ def test_xla_compiles_where_it_gains():
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_loss_falls(optimizer):
     config = tiny_config(
-        steps=60, validate_every=20, optimizer=optimizer, jit_compile=JIT
+        steps=60, validate_every=20, optimizer=optimizer, jit_compile=XLA
     )
     model, result = run(config)
     losses = [row["valid_loss"] for row in result.history]

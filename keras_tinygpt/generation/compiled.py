@@ -1,8 +1,8 @@
 """One way to compile a function of tensors on each backend.
 
 TensorFlow: `tf.function` with XLA. JAX: `jit`, with the model's variables passed as
-arguments, so that later training is seen. PyTorch: eager, without gradients, on
-recorded operations.
+arguments, so that later training is seen. PyTorch: eager, without gradients; what is
+called many times is recorded (`recorded.py`).
 """
 
 import threading
@@ -49,32 +49,6 @@ def compile_function(function: Callable, variables: list) -> Callable:
 
         return eager
     raise ValueError(f"generation supports tensorflow, jax and torch, got {backend!r}")
-
-
-def record_operations(function: Callable) -> Callable:
-    """On PyTorch: records the operations of `function` once per set of shapes.
-
-    Replaying them saves the checks that every Keras layer makes at every call, most
-    of the time of a small model. The other backends compile anyway.
-
-    Args:
-        function: takes and returns nested tensors; no Python branch may depend on
-            their values. The weights it reads are seen as they are when it runs.
-    """
-    if keras.backend.backend() != "torch":
-        return function
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    recorded: dict[tuple, Callable] = {}
-
-    def replay(*arguments):
-        leaves = keras.tree.flatten(arguments)
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        if shapes not in recorded:
-            recorded[shapes] = make_fx(function)(*arguments)
-        return recorded[shapes](*arguments)
-
-    return replay
 
 
 def _trace_alone(function: Callable) -> Callable:

@@ -9,6 +9,7 @@ compile nothing.
 Rows of different lengths are padded on the left; `row_offsets` counts that padding.
 """
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,8 +18,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tinygpt.generation.compiled import compile_function, record_operations
+from keras_tinygpt.generation.compiled import compile_function
+from keras_tinygpt.generation.recorded import record_operations
 from keras_tinygpt.generation.sampling import (
+    BRANCHLESS_VOCAB,
     allowed_rows,
     log_probabilities,
     sample,
@@ -71,6 +74,11 @@ class Engine:
         self._step = record_operations(self.stepper)
         self.vocab_size = model.output_shape[-1]
         self.logits_processor = logits_processor
+        # A loop's caches are its own: reading the prompt has copied those of `start`.
+        whole = logits_processor is None and self.vocab_size <= BRANCHLESS_VOCAB
+        step = self.stepper if whole else record_operations(self.stepper, True)
+        advance = functools.partial(self._step_and_choose, step)
+        self._advance = record_operations(advance, True) if whole else advance
         self.traces: dict[str, int] = {}
         variables = self.stepper.model.variables
         self._read = compile_function(self._trace_read, variables)
@@ -278,20 +286,23 @@ class Engine:
 
     def _run(self, carried, index, offsets, uniforms, count, settings):
         """Cached steps until `count` tokens are chosen; step n reads at index + n."""
-
-        def step(done, tokens, seen, state, chosen, scores):
-            logits, state = self._step(
-                ops.expand_dims(tokens, 1), index + done, _int(0), offsets, state
-            )
-            uniform = ops.take(uniforms, done, axis=1)
-            tokens, score, seen = self._next(logits, seen, uniform, settings)
-            chosen = _put(chosen, done, tokens)
-            return done + 1, tokens, seen, state, chosen, _put(scores, done, score)
-
         _, _, seen, state, chosen, scores = ops.while_loop(
-            lambda done, *rest: done < count, step, carried
+            lambda done, *rest: done < count,
+            lambda *carried: self._advance(carried, index, offsets, uniforms, settings),
+            carried,
         )
         return chosen, scores, seen, state
+
+    def _step_and_choose(self, step, carried, index, offsets, uniforms, settings):
+        """The next of what `_run` carries; `step` is the stepper, recorded or not."""
+        done, tokens, seen, state, chosen, scores = carried
+        logits, state = step(
+            ops.expand_dims(tokens, 1), index + done, _int(0), offsets, state
+        )
+        uniform = ops.take(uniforms, done, axis=1)
+        tokens, score, seen = self._next(logits, seen, uniform, settings)
+        chosen = _put(chosen, done, tokens)
+        return done + 1, tokens, seen, state, chosen, _put(scores, done, score)
 
     def _trace_crop(self, window, seen, offsets, state, uniforms, count, settings):
         self._count_trace("crop")

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -18,6 +19,7 @@ from keras_tinygpt.checks import check_float, check_ids, check_int
 FILTERED = -1e30
 EXTREME = 1e29  # the largest logit that is told from a larger one
 SMALL_VOCAB = 512  # up to it products of (V, V) are cheaper than sorts and scans
+BRANCHLESS_VOCAB = 128  # up to it PyTorch's sampling can be recorded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +133,9 @@ def filter_logits(logits, seen, settings):
 
     vocab_size = logits.shape[-1]
     top_k, top_p, min_p = (settings[name] for name in ("top_k", "top_p", "min_p"))
+    if keras.backend.backend() == "torch" and vocab_size <= BRANCHLESS_VOCAB:
+        chosen = _select_by_pairs(logits, top_k, top_p, min_p)
+        return logits, ops.logical_and(keep, chosen)
     select = _select_by_pairs if vocab_size <= SMALL_VOCAB else _select_by_sorting
     everything = ops.logical_and(top_k >= vocab_size, top_p >= 1.0)
     everything = ops.logical_and(everything, min_p <= 0.0)

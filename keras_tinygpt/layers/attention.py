@@ -605,6 +605,9 @@ class CrossAttention(keras.layers.Layer):
 def _write_rows(cache, start, new):
     """Writes `new` (B, N, T, H) into `cache` (B * N, S, H) from slot `start` on."""
     new = ops.cast(_merge_rows(new), cache.dtype)
+    if keras.backend.backend() == "torch":  # where Keras updates element by element
+        slots = ops.arange(new.shape[1], dtype="int64") + start
+        return cache.index_copy(1, slots, new)
     return ops.slice_update(cache, (0, start, 0), new)
 
 
