@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter, StrMethodFormatter
 
 # Okabe and Ito's colours, told apart with any colour vision.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -94,6 +95,8 @@ def plot_lines(
         axes.plot(places, values, line, color=color, marker="o", label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.5)))
     axes.set_xticks(places, [f"{place:,}" for place in places])
     _finish(figure, labels, title, path)
 

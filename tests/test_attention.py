@@ -264,9 +264,13 @@ def test_which_cpu_paths_are_fused():
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's CPU path")
 @pytest.mark.parametrize("variant", ["plain", "grouped", "rotary"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_fused_path_of_pytorch_has_the_same_gradients(variant, dtype, monkeypatch):
+@pytest.mark.parametrize("flash_length", [1, 10**6])
+def test_the_fused_paths_of_pytorch_have_the_same_gradients(
+    variant, dtype, flash_length, monkeypatch
+):
     import torch
 
+    monkeypatch.setitem(attention.FLASH_LENGTHS, dtype, flash_length)
     tolerance = 1e-5 if dtype == "float32" else 0.06
     layer, x = make_layer(variant, dtype=dtype), normal(B, T, D)
     results = []

@@ -23,6 +23,8 @@ from keras_tinygpt.layers.positions import (
 
 # Finite, so that a row with no allowed key stays finite; exp(MASKED - max) is 0.0.
 MASKED = -1e30
+# From these lengths on flash attention is faster on a CPU under PyTorch.
+FLASH_LENGTHS = {"float32": 512, "bfloat16": 1024}
 ATTENTION_POSITIONS = ("none", "rotary", "alibi")
 
 
@@ -95,8 +97,9 @@ def attend(query, key, value, mask=None, bias=None, dropout=None, training=None)
 def has_fused_attention(query) -> bool:
     """Whether there is a faster way to causal attention alone, without its weights.
 
-    JAX and PyTorch on a GPU: flash attention. PyTorch on a CPU: fewer passes over the
-    scores. Nothing is gained on JAX's CPU, and TensorFlow's XLA fuses what it can.
+    JAX and PyTorch on a GPU: flash attention. PyTorch on a CPU: that too for long
+    texts, else fewer passes over the scores. Nothing is gained on JAX's CPU, and
+    TensorFlow's XLA fuses what it can.
     """
     if keras.backend.backend() == "torch":
         return query.device.type == "cuda" or _has_plain_scores(query)
@@ -114,7 +117,13 @@ def _has_plain_scores(query) -> bool:
 def _attend_fused(query, key, value):
     """Causal attention of tensors (B, N, T, H), a key head for every group of N."""
     if keras.backend.backend() == "torch" and query.device.type == "cpu":
-        return _attend_on_torch(query, key, value)
+        if query.shape[2] < FLASH_LENGTHS[keras.backend.standardize_dtype(query.dtype)]:
+            return _attend_on_torch(query, key, value)
+        import torch
+
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True
+        )
     query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
     outputs = ops.dot_product_attention(query, key, value, is_causal=True)
     return ops.transpose(outputs, (0, 2, 1, 3))
