@@ -111,19 +111,15 @@ def has_fused_attention(query) -> bool:
 def _has_plain_scores(query) -> bool:
     """Whether scores of this type neither overflow nor need another one on a CPU."""
     dtype = keras.backend.standardize_dtype(query.dtype)
-    return query.device.type == "cpu" and dtype in ("float32", "bfloat16")
+    return query.device.type == "cpu" and dtype in FLASH_LENGTHS
 
 
 def _attend_fused(query, key, value):
     """Causal attention of tensors (B, N, T, H), a key head for every group of N."""
     if keras.backend.backend() == "torch" and query.device.type == "cpu":
-        if query.shape[2] < FLASH_LENGTHS[keras.backend.standardize_dtype(query.dtype)]:
+        dtype = keras.backend.standardize_dtype(query.dtype)
+        if query.shape[2] < FLASH_LENGTHS[dtype]:
             return _attend_on_torch(query, key, value)
-        import torch
-
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=True
-        )
     query, key, value = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
     outputs = ops.dot_product_attention(query, key, value, is_causal=True)
     return ops.transpose(outputs, (0, 2, 1, 3))
