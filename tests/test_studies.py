@@ -81,6 +81,39 @@ def test_a_study_trains_scores_and_samples(small_study, tmp_path):
     assert saved.metrics["fingerprints"] == row["fingerprints"]
 
 
+def test_a_run_on_renamed_copies_is_scored_on_the_text_itself(
+    small_study, tmp_path, monkeypatch
+):
+    play = "ROMEO:\nRomeo runs.\n\nJULIET:\nJuliet runs with Romeo.\n\n" * 12
+    (tmp_path / "fox.txt").write_text(play)
+    variant = dataclasses.replace(small_study.variants[0], renamed_copies=3)
+    play_study = dataclasses.replace(small_study, variants=(variant,), prompt="Ro")
+    trained, fit_run = [], study.fit_run
+
+    def fit(run, parts, *, resume):
+        trained.append(parts)
+        return fit_run(run, parts, resume=resume)
+
+    monkeypatch.setattr(study, "fit_run", fit)
+    results = run_study(play_study, tmp_path / "runs", seeds=2)
+    assert results["rows"][0]["renamed_copies"] == 3
+    assert results["split"]["train"] == int(len(play) * 0.8)
+    tokenizer = tg.CharTokenizer.from_text(play)
+    first, second = (tokenizer.decode(parts["train"]) for parts in trained)
+    assert 2.5 < len(first) / results["split"]["train"] < 3.5
+    assert first.count(" runs.") == second.count(" runs.") == 3 * 10
+    assert "ROMEO" not in first and first != second
+    saved = tg.load(tmp_path / "runs" / "gpt-learned-seed0")
+    valid = tokenizer.encode(play)[results["split"]["train"] :]
+    nats = tg.evaluate(saved.model, valid, "windows").nats
+    np.testing.assert_allclose(results["rows"][0]["scores"]["valid"]["nats"], nats)
+    run_study(play_study, tmp_path / "runs", seeds=2)
+    assert len(trained) == 2
+    plain = dataclasses.replace(play_study, variants=small_study.variants[:1])
+    with pytest.raises(ValueError, match="a run with another renamed_copies; remove"):
+        run_study(plain, tmp_path / "runs")
+
+
 def test_complete_runs_are_read(small_study, tmp_path, untrained):
     first = run_study(small_study, tmp_path / "runs", seeds=2)
     expected = [(v.name, seed) for v in small_study.variants for seed in (0, 1)]
@@ -206,7 +239,8 @@ def test_mini_protocol_states_the_published_budgets():
 def test_nanogpt_split_and_last_weights():
     made = nanogpt_study()
     assert sum(made.split) == 1_115_394 and made.split[0] == 1_003_854
-    assert [variant.name for variant in made.variants] == ["mini GPT", "tiny GPT"]
+    names = ["mini GPT", "tiny GPT", "tiny GPT, invented names"]
+    assert [variant.name for variant in made.variants] == names
     assert not any(variant.training.restore_best for variant in made.variants)
     assert made.scored == ("valid",)
 

@@ -38,6 +38,7 @@ class Run:
         training: how to train; its seed is that of the weights too.
         precision: Keras dtype policy.
         rematerialize: whether blocks are computed again for the backward pass.
+        renamed_copies: of the training part, to train on instead of it; 0 means itself.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Run:
     training: TrainConfig
     precision: str = "float32"
     rematerialize: bool = False
+    renamed_copies: int = 0
 
     @property
     def started(self) -> bool:

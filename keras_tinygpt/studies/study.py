@@ -30,6 +30,7 @@ from keras_tinygpt.text import (
     Corpus,
     encode_corpus,
     load_corpus,
+    rename_speakers,
     split_parts,
 )
 from keras_tinygpt.training import TrainConfig
@@ -40,6 +41,7 @@ KEPT = (
     "parameters",
     "precision",
     "training",
+    "renamed_copies",
     "scores",
     "seconds",
     "tokens_per_second",
@@ -60,12 +62,15 @@ class Variant:
         config: shape; its vocab_size is replaced by the text's.
         training: budget and optimizer; its seed is replaced by the run's.
         precision: Keras dtype policy.
+        renamed_copies: how many copies of the training part, each with other names of
+            its speakers, to train on instead of it; 0 means itself.
     """
 
     name: str
     config: GPTConfig | LSTMConfig
     training: TrainConfig
     precision: str = "float32"
+    renamed_copies: int = 0
 
     @property
     def slug(self) -> str:
@@ -172,6 +177,7 @@ def _run(
         dataclasses.replace(variant.config, vocab_size=vocab_size),
         dataclasses.replace(variant.training, **changes),
         variant.precision,
+        renamed_copies=variant.renamed_copies,
     )
 
 
@@ -186,6 +192,7 @@ def _finished(run: Run, corpus: Corpus, parts) -> dict[str, Any] | None:
             "training": TrainConfig(**metrics["training"]),
             "config": type(run.config)(**metrics["config"]),
             "precision": metrics["precision"],
+            "renamed_copies": metrics.setdefault("renamed_copies", 0),
             "split": metrics["split"],
         }
     except (KeyError, TypeError, ValueError) as error:
@@ -194,6 +201,7 @@ def _finished(run: Run, corpus: Corpus, parts) -> dict[str, Any] | None:
         "training": run.training,
         "config": run.config,
         "precision": run.precision,
+        "renamed_copies": run.renamed_copies,
         "split": {name: len(ids) for name, ids in parts.items()},
     }
     for key, value in expected.items():
@@ -205,18 +213,29 @@ def _finished(run: Run, corpus: Corpus, parts) -> dict[str, Any] | None:
 
 
 def _train(study: Study, run: Run, corpus: Corpus, tokenizer, parts) -> dict[str, Any]:
-    model, result = fit_run(run, parts, resume=True)
+    train_ids = training_ids(run, parts["train"], tokenizer)
+    model, result = fit_run(run, {**parts, "train": train_ids}, resume=True)
     scored = {name: parts[name] for name in study.scored}
     row = score_run(run, model, result, scored, study.method)
     kept = ("step", "loss", "valid_loss", "seconds")
     metrics = {
         **run_metrics(run, model, result, row, corpus, study.corpus, parts),
         "config": dataclasses.asdict(run.config),
+        "renamed_copies": run.renamed_copies,
         "history": [{k: round(entry[k], 4) for k in kept} for entry in result.history],
         "sample": _sample(model, tokenizer, study.prompt),
     }
     bundle.save(run.folder, model, tokenizer, metrics, overwrite=True)
     return {key: metrics[key] for key in KEPT}
+
+
+def training_ids(run: Run, ids: np.ndarray, tokenizer: CharTokenizer) -> np.ndarray:
+    """Returns `ids`, or one after the other the run's copies with renamed speakers."""
+    if not run.renamed_copies:
+        return ids
+    text, first = tokenizer.decode(ids), run.renamed_copies * run.training.seed
+    copies = (rename_speakers(text, first + n) for n in range(run.renamed_copies))
+    return np.concatenate([tokenizer.encode(copy) for copy in copies])
 
 
 def _sample(model, tokenizer, prompt: str) -> str:

@@ -3,6 +3,7 @@
 from keras_tinygpt.text.bpe import BPETokenizer
 from keras_tinygpt.text.corpus import EMBEDDED_NAME, Corpus, load_corpus
 from keras_tinygpt.text.masking import MaskedWindowDataset, hide_tokens
+from keras_tinygpt.text.names import rename_speakers
 from keras_tinygpt.text.prepared import Prepared, load_ids, load_prepared
 from keras_tinygpt.text.preparing import prepare
 from keras_tinygpt.text.tokenizers import (
@@ -38,6 +39,7 @@ __all__ = [
     "load_prepared",
     "load_tokenizer",
     "prepare",
+    "rename_speakers",
     "split_ids",
     "split_parts",
     "window_schedule",
