@@ -243,7 +243,8 @@ class StudyOptions:
         steps: updates of every run instead of the study's, for a quick trial.
         folder: where the runs go; default saved_models/studies/NAME, for context that
             of book, whose models it reads.
-        out: where NAME.json and the figures go; default is that folder.
+        out: where NAME.json and the figures go; default is the folder given, or else
+            saved_models/studies/NAME.
     """
 
     name: tyro.conf.Positional[

@@ -188,6 +188,9 @@ def test_table_and_figure_of_a_study(small_study, tmp_path, capsys):
     assert "| -0.500; -0.400 |" in table
     assert "a: float32, keras 3, backend a; b: float32, keras 3, backend b." in table
     assert "| 3-gram | counts | | | 2.5000 |" in table
+    assert "Seeds: 2 a row, mean ± standard deviation. " in table
+    uneven = TABLES["study"]({**results, "rows": results["rows"][:3]})
+    assert "Seeds: 1 or 2 a row, mean ± standard deviation. " in uneven
     (path,) = draw_study(results, tmp_path, tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert "--- b, temperature 0.8\nthe end" in capsys.readouterr().out
@@ -375,8 +378,11 @@ def test_context_study(small_study, tmp_path, untrained, monkeypatch):
     monkeypatch.setattr(context, "FACTORS", (1, 3))
     monkeypatch.setattr(context, "COST_GPT", tg.GPTConfig(65, 8, 1, 2, hidden_dim=12))
     monkeypatch.setattr(context, "COST_LSTM", tg.LSTMConfig(65, hidden_dim=7))
-    cli.COMMANDS["study"](["context", "--folder", str(tmp_path / "runs")])
-    results = json.loads((tmp_path / "runs" / "context.json").read_text())
+    monkeypatch.chdir(tmp_path)
+    cli.COMMANDS["study"](["context"])
+    studies = tmp_path / "saved_models" / "studies"
+    results = json.loads((studies / "context" / "context.json").read_text())
+    assert (studies / "book" / "gpt-learned-seed0").is_dir()
     names = [row["name"] for row in results["rows"]]
     assert names == [
         "GPT, learned, repeated",

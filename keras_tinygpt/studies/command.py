@@ -34,7 +34,7 @@ def study_command(options: Any, argv: list[str]) -> Path:
         check_int("steps", options.steps)
     shared = {"context": "book"}.get(options.name, options.name)
     folder = options.folder or Path("saved_models", "studies", shared)
-    out = options.out or folder
+    out = options.out or options.folder or Path("saved_models", "studies", options.name)
     for name, path in (("out", out), ("folder", folder)):
         try:
             path.mkdir(parents=True, exist_ok=True)

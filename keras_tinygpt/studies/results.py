@@ -86,8 +86,9 @@ def study_table(results: dict[str, Any]) -> str:
             f"| {name} | counts | | | {' | '.join(cells)} | {last['perplexity']:.2f} "
             f"| {last['bits_per_token']:.2f} | |"
         )
-    seeds = max(len(rows) for rows in groups.values())
-    note = f"Seeds: {seeds} a row" + (", mean ± standard deviation" * (seeds > 1))
+    seeds = sorted({len(rows) for rows in groups.values()})
+    note = f"Seeds: {' or '.join(map(str, seeds))} a row"
+    note += ", mean ± standard deviation" * (seeds[-1] > 1)
     return "\n".join(
         [*lines, "", f"`{results['command']}`", "", f"{note}. {_machines(groups)}"]
     )
