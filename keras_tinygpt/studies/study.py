@@ -213,7 +213,9 @@ def _finished(run: Run, corpus: Corpus, parts) -> dict[str, Any] | None:
 
 
 def _train(study: Study, run: Run, corpus: Corpus, tokenizer, parts) -> dict[str, Any]:
-    train_ids = training_ids(run, parts["train"], tokenizer)
+    train_ids = training_ids(
+        parts["train"], tokenizer, run.renamed_copies, run.training.seed
+    )
     model, result = fit_run(run, {**parts, "train": train_ids}, resume=True)
     scored = {name: parts[name] for name in study.scored}
     row = score_run(run, model, result, scored, study.method)
@@ -229,12 +231,14 @@ def _train(study: Study, run: Run, corpus: Corpus, tokenizer, parts) -> dict[str
     return {key: metrics[key] for key in KEPT}
 
 
-def training_ids(run: Run, ids: np.ndarray, tokenizer: CharTokenizer) -> np.ndarray:
-    """Returns `ids`, or one after the other the run's copies with renamed speakers."""
-    if not run.renamed_copies:
+def training_ids(
+    ids: np.ndarray, tokenizer: CharTokenizer, renamed_copies: int, seed: int
+) -> np.ndarray:
+    """Returns `ids`, or that many copies with renamed speakers, one after another."""
+    if not renamed_copies:
         return ids
-    text, first = tokenizer.decode(ids), run.renamed_copies * run.training.seed
-    copies = (rename_speakers(text, first + n) for n in range(run.renamed_copies))
+    text, first = tokenizer.decode(ids), renamed_copies * seed
+    copies = (rename_speakers(text, first + n) for n in range(renamed_copies))
     return np.concatenate([tokenizer.encode(copy) for copy in copies])
 
 
