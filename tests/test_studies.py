@@ -81,7 +81,7 @@ def test_a_study_trains_scores_and_samples(small_study, tmp_path):
     assert saved.metrics["fingerprints"] == row["fingerprints"]
 
 
-def test_a_run_on_renamed_copies_is_scored_on_the_text_itself(
+def test_a_run_with_renamed_copies_is_scored_on_the_text_itself(
     small_study, tmp_path, monkeypatch
 ):
     play = "ROMEO:\nRomeo runs.\n\nJULIET:\nJuliet runs with Romeo.\n\n" * 12
@@ -100,9 +100,10 @@ def test_a_run_on_renamed_copies_is_scored_on_the_text_itself(
     assert results["split"]["train"] == int(len(play) * 0.8)
     tokenizer = tg.CharTokenizer.from_text(play)
     first, second = (tokenizer.decode(parts["train"]) for parts in trained)
-    assert 2.5 < len(first) / results["split"]["train"] < 3.5
-    assert first.count(" runs.") == second.count(" runs.") == 3 * 10
-    assert "ROMEO" not in first and first != second
+    assert 5.5 < len(first) / results["split"]["train"] < 6.5
+    assert first.count(" runs.") == second.count(" runs.") == 6 * 10
+    assert first.count("ROMEO:") == second.count("ROMEO:") == 3 * 10
+    assert first != second
     saved = tg.load(tmp_path / "runs" / "gpt-learned-seed0")
     valid = tokenizer.encode(play)[results["split"]["train"] :]
     nats = tg.evaluate(saved.model, valid, "windows").nats

@@ -38,7 +38,7 @@ class Run:
         training: how to train; its seed is that of the weights too.
         precision: Keras dtype policy.
         rematerialize: whether blocks are computed again for the backward pass.
-        renamed_copies: of the training part, to train on instead of it; 0 means itself.
+        renamed_copies: of the training part, with other speakers; half of the windows.
     """
 
     name: str

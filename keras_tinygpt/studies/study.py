@@ -62,8 +62,8 @@ class Variant:
         config: shape; its vocab_size is replaced by the text's.
         training: budget and optimizer; its seed is replaced by the run's.
         precision: Keras dtype policy.
-        renamed_copies: how many copies of the training part, each with other names of
-            its speakers, to train on instead of it; 0 means itself.
+        renamed_copies: of the training part, each with other names of its speakers;
+            half of the windows are drawn from these.
     """
 
     name: str
@@ -234,12 +234,14 @@ def _train(study: Study, run: Run, corpus: Corpus, tokenizer, parts) -> dict[str
 def training_ids(
     ids: np.ndarray, tokenizer: CharTokenizer, renamed_copies: int, seed: int
 ) -> np.ndarray:
-    """Returns `ids`, or that many copies with renamed speakers, one after another."""
+    """Returns `ids`, or alternately `ids` and one of the copies, speakers renamed."""
     if not renamed_copies:
         return ids
     text, first = tokenizer.decode(ids), renamed_copies * seed
-    copies = (rename_speakers(text, first + n) for n in range(renamed_copies))
-    return np.concatenate([tokenizer.encode(copy) for copy in copies])
+    copies = []
+    for number in range(renamed_copies):
+        copies += [ids, tokenizer.encode(rename_speakers(text, first + number))]
+    return np.concatenate(copies)
 
 
 def _sample(model, tokenizer, prompt: str) -> str:
