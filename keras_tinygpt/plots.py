@@ -181,6 +181,7 @@ def plot_study(
             (9, 0),
             textcoords="offset points",
             va="center",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
         )
     for index, (name, value) in enumerate((baselines or {}).items()):
         line = (":", "-.")[index % 2]
