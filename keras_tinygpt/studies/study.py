@@ -187,12 +187,13 @@ def _finished(run: Run, corpus: Corpus, parts) -> dict[str, Any] | None:
     if not path.exists():
         return None
     metrics = json.loads(path.read_text("utf-8"))["metrics"]
+    metrics.setdefault("renamed_copies", 0)  # which earlier runs do not record
     try:  # fields that came later have their defaults
         saved = {
             "training": TrainConfig(**metrics["training"]),
             "config": type(run.config)(**metrics["config"]),
             "precision": metrics["precision"],
-            "renamed_copies": metrics.setdefault("renamed_copies", 0),
+            "renamed_copies": metrics["renamed_copies"],
             "split": metrics["split"],
         }
     except (KeyError, TypeError, ValueError) as error:
