@@ -143,9 +143,10 @@ def run_study(
     for variant in study.variants:
         for seed in range(seeds):
             run = _run(variant, seed, tokenizer.vocab_size, folder, steps)
-            done = _finished(run, corpus, parts)
+            copies = variant.renamed_copies
+            done = _finished(run, copies, corpus, parts)
             if done is None and (not only or variant.name in only):
-                done = _train(study, run, corpus, tokenizer, parts)
+                done = _train(study, run, copies, corpus, tokenizer, parts)
             if done is not None:
                 rows.append({"name": variant.name, "seed": seed, **done})
                 print(f"{variant.name}, seed {seed}: {_summary(done)}", flush=True)
@@ -177,11 +178,12 @@ def _run(
         dataclasses.replace(variant.config, vocab_size=vocab_size),
         dataclasses.replace(variant.training, **changes),
         variant.precision,
-        renamed_copies=variant.renamed_copies,
     )
 
 
-def _finished(run: Run, corpus: Corpus, parts) -> dict[str, Any] | None:
+def _finished(
+    run: Run, renamed_copies: int, corpus: Corpus, parts
+) -> dict[str, Any] | None:
     """What a complete run recorded, or None; an error if it was another run."""
     path = run.folder / bundle.METRICS
     if not path.exists():
@@ -202,7 +204,7 @@ def _finished(run: Run, corpus: Corpus, parts) -> dict[str, Any] | None:
         "training": run.training,
         "config": run.config,
         "precision": run.precision,
-        "renamed_copies": run.renamed_copies,
+        "renamed_copies": renamed_copies,
         "split": {name: len(ids) for name, ids in parts.items()},
     }
     for key, value in expected.items():
@@ -213,9 +215,11 @@ def _finished(run: Run, corpus: Corpus, parts) -> dict[str, Any] | None:
     return {key: metrics[key] for key in KEPT}
 
 
-def _train(study: Study, run: Run, corpus: Corpus, tokenizer, parts) -> dict[str, Any]:
+def _train(
+    study: Study, run: Run, renamed_copies: int, corpus: Corpus, tokenizer, parts
+) -> dict[str, Any]:
     train_ids = training_ids(
-        parts["train"], tokenizer, run.renamed_copies, run.training.seed
+        parts["train"], tokenizer, renamed_copies, run.training.seed
     )
     model, result = fit_run(run, {**parts, "train": train_ids}, resume=True)
     scored = {name: parts[name] for name in study.scored}
@@ -224,7 +228,7 @@ def _train(study: Study, run: Run, corpus: Corpus, tokenizer, parts) -> dict[str
     metrics = {
         **run_metrics(run, model, result, row, corpus, study.corpus, parts),
         "config": dataclasses.asdict(run.config),
-        "renamed_copies": run.renamed_copies,
+        "renamed_copies": renamed_copies,
         "history": [{k: round(entry[k], 4) for k in kept} for entry in result.history],
         "sample": _sample(model, tokenizer, study.prompt),
     }
