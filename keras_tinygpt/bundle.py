@@ -94,22 +94,50 @@ def plain_model(model: keras.Model) -> keras.Model:
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yields a temporary folder that takes the place of `path` if all goes well.
+    """Yields a temporary folder that becomes `path` if all goes well.
 
-    Files of an earlier folder that the new one does not have are kept.
+    In a folder that exists, what the new one has is replaced and all else is kept; it
+    may be a link, a mount point or the working directory. If anything fails, it is as
+    before.
     """
-    temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{path.name}-", dir=path.parent))
+    inside = path.is_dir()  # renames must not leave the file system
+    parent = path if inside else path.parent
+    temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{path.name}-", dir=parent))
     try:
         yield temporary
-        temporary.chmod(0o755)
-        if path.exists():
-            for old in path.iterdir():
-                if not (temporary / old.name).exists():
-                    shutil.move(str(old), str(temporary / old.name))
-            shutil.rmtree(path)
-        os.replace(temporary, path)
-    except BaseException:
+        if inside:
+            _move_entries(temporary, path)
+        else:
+            temporary.chmod(0o755)
+            os.replace(temporary, path)
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _move_entries(source: Path, path: Path) -> None:
+    """Moves the entries of a folder in `path` to it; what was there stays in the old.
+
+    If one cannot be moved, all are put back.
+    """
+    replaced = source / ".replaced"
+    moved: list[tuple[Path, Path]] = []
+
+    def move(old: Path, new: Path) -> None:
+        moved.append((old, new))
+        os.rename(old, new)
+
+    entries = sorted(source.iterdir())
+    replaced.mkdir()
+    try:
+        for entry in entries:
+            target = path / entry.name
+            if os.path.lexists(target):
+                move(target, replaced / entry.name)
+            move(entry, target)
+    except BaseException:
+        for old, new in reversed(moved):
+            if os.path.lexists(new):  # else it was this one that failed
+                os.rename(new, old)
         raise
 
 

@@ -75,6 +75,7 @@ from keras_tinygpt.training import (
     model_window,
 )
 
+MARK = ".set-aside"  # in a run that waits until the one that replaces it is complete
 COUNTED_TOKENS = 20_000_000  # training tokens that n-grams are counted on, at most
 
 
@@ -101,10 +102,13 @@ def train_command(
     if options.rematerialize:
         remat_scope(config)  # which a GPT alone has
     prompt = _first_line(tokenizer, parts) if options.prompt is None else options.prompt
-    tokenizer.encode(prompt)  # unknown characters are told before training
+    if len(tokenizer.encode(prompt)) == 0:  # this, and unknown characters, come first
+        raise ValueError(f"prompt must hold at least one character, got {prompt!r}")
 
     kind = options.preset + ("-lstm" if options.architecture == "lstm" else "")
     out = options.out or Path("saved_models", f"{Path(corpus.name).stem}-{kind}")
+    if out.is_symlink() or not out.name or ".." in out.parts:
+        out = out.resolve()  # a folder that has a name and can be moved
     rematerialize = options.rematerialize
     jobs = [Run(kind, out, config, training, options.precision, rematerialize)]
     if options.with_lstm and options.architecture == "gpt":
@@ -145,7 +149,8 @@ def train_command(
     )
     print(f"\nsample (temperature 0.8, seed {training.seed}):\n")
     _print_stream(bundles.load(out), prompt, options.sample_tokens, seed=training.seed)
-    shutil.rmtree(_set_aside(out), ignore_errors=True)
+    if _has_earlier_run(out):
+        shutil.rmtree(_set_aside(out))
     print(f"\n\nsaved {out}: model.keras, tokenizer.json, metrics.json, curve.png")
     print(f"continue a text: tinygpt generate {shlex.quote(str(out))} 'your prompt'")
     return out
@@ -231,7 +236,7 @@ def _check_memory(config: GPTConfig | LSTMConfig) -> None:
 def _first_line(tokenizer: Any, parts: dict[str, np.ndarray]) -> str:
     """A short prompt: the first whole line of the held-out text."""
     text = tokenizer.decode(parts["valid"][:400])
-    lines = [line for line in text.splitlines()[1:-1] if line.strip()]
+    lines = [line for line in text.split("\n")[1:-1] if line.strip()]
     return f"{lines[0][:60]}\n" if lines else text[:60]
 
 
@@ -265,8 +270,7 @@ def _claim(out: Path, options: Any) -> None:
             )
         if not ((out / bundles.MODEL).exists() or (out / CHECKPOINT).exists()):
             raise FileExistsError(f"out: {out} is not a run, so force leaves it alone")
-        shutil.rmtree(_set_aside(out), ignore_errors=True)
-        out.rename(_set_aside(out))
+        _put_aside(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -276,6 +280,28 @@ def _claim(out: Path, options: Any) -> None:
 def _set_aside(out: Path) -> Path:
     """Where an earlier run waits until the one that replaces it is complete."""
     return out.with_name(f"{out.name}.previous")
+
+
+def _has_earlier_run(out: Path) -> bool:
+    """Whether a run waits there, not a folder of that name which is the user's."""
+    return (_set_aside(out) / MARK).exists()
+
+
+def _put_aside(out: Path) -> None:
+    """Makes room for a new run; of two earlier ones the complete one is kept."""
+    aside = _set_aside(out)
+    if os.path.lexists(aside) and not _has_earlier_run(out):
+        raise FileExistsError(
+            f"out: {aside} is in the way, where --force would keep the run it replaces"
+        )
+    if out.is_mount():
+        raise OSError(f"out: {out} is a mount point; --force needs a folder in it")
+    if aside.exists() and not (out / bundles.MODEL).exists():
+        shutil.rmtree(out)
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+    (out / MARK).touch()
+    out.rename(aside)
 
 
 def _fit(
@@ -304,7 +330,7 @@ def _how_to_go_on(folder: Path, out: Path, argv: list[str]) -> str:
     """What an interrupted run leaves, and the command that continues it."""
     if not (out / CHECKPOINT).exists():
         message = "before the first checkpoint; nothing was saved"
-        if _set_aside(out).exists():
+        if _has_earlier_run(out):
             message += f"; the earlier run is in {_set_aside(out)}"
         return message
     kept = f"{out} is complete"
@@ -370,6 +396,8 @@ def evaluate_command(options: Any) -> Scores:
         corpus = load_corpus(options.corpus)
         ids = encode_corpus(corpus, tokenizer, unknown=options.unknown)
         text, title = corpus.text, corpus.name
+        if options.unknown == "drop":
+            text = tokenizer.decode(ids)
     scores = evaluate(
         language_model.model,
         ids,

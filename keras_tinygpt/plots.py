@@ -25,7 +25,7 @@ def _finish(
     (axes,) = figure.axes
     axes.set_xlabel(labels[0])
     axes.set_ylabel(labels[1])
-    axes.set_title(title)
+    axes.set_title(title, parse_math=False)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     save_figure(figure, path)
@@ -137,7 +137,7 @@ def plot_bars(
     axes.invert_yaxis()
     axes.set_xlim(0, 1.15 * max(highest, *(baselines or {"": 0.0}).values()))
     axes.set_xlabel(label)
-    axes.set_title(title)
+    axes.set_title(title, parse_math=False)
     axes.grid(axis="x", alpha=0.25)
     if baselines:
         figure.legend(loc="outside lower center", ncols=3, frameon=False)

@@ -1,6 +1,8 @@
 """Bundles: round trips, text in and out, and damaged or mismatched folders."""
 
 import json
+import os
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -146,6 +148,49 @@ def test_a_failed_save_leaves_the_old_bundle(tmp_path, tokenizer, monkeypatch):
         tg.save(path, model, tokenizer, {"run": 2}, overwrite=True)
     assert tg.load(path).metrics == {"run": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "working directory"])
+def test_a_new_folder_keeps_what_is_not_its_own(tmp_path, monkeypatch, kind):
+    real = tmp_path / "real"
+    real.mkdir()
+    path = real
+    if kind == "link":
+        path = tmp_path / "link"
+        path.symlink_to(real)
+    elif kind == "working directory":
+        monkeypatch.chdir(real)
+        path = Path(".")
+    (real / "old.txt").write_text("old")
+    (real / "history.csv").write_text("mine")
+    (real / "checkpoints").mkdir()
+    (real / "checkpoints" / "state.json").write_text("mine")
+
+    def replace():
+        with bundle.new_folder(path) as folder:
+            (folder / "old.txt").write_text("new")
+            (folder / "other.txt").write_text("new")
+
+    def contents():
+        files = (p for p in real.rglob("*") if p.is_file())
+        return {str(p.relative_to(real)): p.read_text() for p in files}
+
+    before, rename, left = contents(), os.rename, [2]
+
+    def fail_once(old, new):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        rename(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bundle.os, "rename", fail_once)
+        with pytest.raises(KeyboardInterrupt):
+            replace()
+    assert contents() == before
+    replace()
+    assert contents() == {**before, "old.txt": "new", "other.txt": "new"}
+    assert not [p for p in tmp_path.rglob(".*")]
 
 
 def test_model_and_tokenizer_must_agree(tmp_path, tokenizer):

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -140,14 +141,45 @@ def test_force_loses_nothing(text_file, tmp_path, capsys):
     aside = tmp_path / "run.previous"
     assert (aside / "model.keras").read_bytes() == first
     assert not (tmp_path / "run").exists()
-    run(*command)
+    # The one that waits is complete, so it outlives a run in its place that is not.
+    stopped = Path("run", "checkpoints", "state.json")
+    stopped.parent.mkdir(parents=True)
+    stopped.write_text("{}")
+    assert "loss became" in fails(capsys, *command, *poison, "--force")
+    assert (aside / "model.keras").read_bytes() == first
     run(*command, "--force")
     assert not aside.exists()
+    # A folder that only has such a name is the user's.
+    aside.mkdir()
+    (aside / "notes.txt").write_text("mine")
+    assert "run.previous is in the way" in fails(capsys, *command, "--force")
+    shutil.rmtree("run")
+    run(*command)
+    assert (aside / "notes.txt").read_text() == "mine"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     command[-1] = "mine"
     assert "is not a run" in fails(capsys, *command, "--force")
     assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
+
+
+def test_the_target_may_be_a_link_or_the_working_directory(text_file, tmp_path):
+    quick = ("--steps", 2, "--validate-every", 1)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    run("train", text_file, *SMALL, *quick, "--out", "link")
+    names = {path.name for path in (tmp_path / "real").iterdir()}
+    assert {"model.keras", "checkpoints", "history.csv", "curve.png"} <= names
+    run("train", text_file, *SMALL, *quick, "--out", "link", "--force")
+    assert {path.name for path in (tmp_path / "real").iterdir()} == names
+    assert not (tmp_path / "real.previous").exists()
+    run("inspect", "link", "--text", "Now is the", "--out", ".")
+    assert text_file.exists() and Path("inspection.json").exists()
+    run("prepare", text_file, "--out", "ids")
+    Path("ids").rename("elsewhere")
+    Path("ids").symlink_to("elsewhere")
+    run("prepare", text_file, "--out", "ids", "--force")
+    assert Path("ids").is_symlink() and tg.load_prepared("ids").parts
 
 
 def test_an_unusable_backend(tmp_path):
@@ -160,6 +192,24 @@ def test_an_unusable_backend(tmp_path):
     assert result.returncode == 2
     assert result.stderr.startswith(b"tinygpt: error: KERAS_BACKEND=nonesuch cannot")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_line_ends_that_are_not_in_the_vocabulary(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("A$_$B.txt").write_bytes("\r".join(TEXT.splitlines()).encode())
+    run(
+        "train", "A$_$B.txt", *SMALL, "--steps", 2, "--out", "run", "--sample-tokens", 3
+    )
+    assert "saved run: " in capsys.readouterr().out
+    assert "got ''" in fails(capsys, "train", "A$_$B.txt", "--prompt", "", "--out", "b")
+    assert not Path("b").exists()
+    text, scores = TEXT[:400].replace("\n", " "), []
+    accented = "".join(character + "é" for character in text)
+    for content, flags in ((text, ()), (accented, ("--unknown", "drop"))):
+        Path("scored.txt").write_text(content, "utf-8")
+        run("evaluate", "run", "scored.txt", *flags)
+        scores.append(capsys.readouterr().out)
+    assert scores[0] == scores[1]
 
 
 def test_the_lstm_as_main_model(text_file, capsys):

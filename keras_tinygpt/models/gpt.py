@@ -51,7 +51,7 @@ class GPTConfig(TransformerConfig):
             "activation": "relu2",
             "qk_norm": True,
             "use_bias": False,
-            "dropout": 0.2,
+            "dropout": 0.1,
         },
     }
 

@@ -133,7 +133,8 @@ def prepare(
     name, paths = find_texts(source)
     split_parts(np.broadcast_to(np.uint8(0), 1 << 62), split)  # its errors come first
     plan = _plan(name, paths, tokenizer, vocab_size, split)
-    out, work = Path(out), Path(out).with_name(f".{Path(out).name}.unfinished")
+    target = Path(out).resolve()  # through a link
+    out, work = Path(out), target.with_name(f".{target.name}.unfinished")
     _claim(out, work, plan, overwrite)
     shards = list(cut_shards(paths))
     done, total = 0, sum(shard.size for shard in shards)
@@ -147,9 +148,9 @@ def prepare(
         shutil.rmtree(work)
         raise
     _finish(work, shards, tokenizer, split, plan)
-    if out.exists():
-        shutil.rmtree(out)
-    os.replace(work, out)
+    if target.exists():
+        shutil.rmtree(target)
+    os.replace(work, target)
     return load_prepared(out)
 
 
@@ -184,6 +185,8 @@ def _plan(
 
 def _claim(out: Path, work: Path, plan: dict[str, Any], overwrite: bool) -> None:
     """Makes the working folder, or finds the one this preparation had begun."""
+    if out.is_mount():
+        raise OSError(f"out: {out} is a mount point; name a folder in it")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         if not overwrite:
             raise FileExistsError(f"out: {out} exists already; --force replaces it")
