@@ -20,7 +20,7 @@ from keras_tinygpt.archive import check_archive
 from keras_tinygpt.export.reading import is_saved_model, read_saved_model
 from keras_tinygpt.files import file_sha256, read_sealed, sealed, write_json
 from keras_tinygpt.generation import generate, stream
-from keras_tinygpt.models.configured import count_tokens
+from keras_tinygpt.models.configured import ConfiguredModel, count_tokens
 from keras_tinygpt.pretrained.reading import is_pretrained, read_pretrained
 from keras_tinygpt.text.tokenizers import load_tokenizer
 
@@ -53,10 +53,15 @@ def save(
         The folder.
 
     Raises:
-        ValueError: if tokenizer and model disagree.
+        ValueError: if tokenizer and model disagree, or the model is of another kind.
         FileExistsError: if `path` exists and `overwrite` is False.
     """
     path = Path(path)
+    if not isinstance(model, ConfiguredModel):
+        raise ValueError(
+            "model must be one that a build_ function of this package made, to be "
+            f"loaded again, got {type(model).__name__}; use model.save for others"
+        )
     check_pair(model, tokenizer)
     check_free(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)

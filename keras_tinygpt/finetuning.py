@@ -54,6 +54,8 @@ def add_adapters(model: keras.Model, rank: int, alpha: float | None = None) -> N
         layer.enable_lora(rank, lora_alpha=alpha)
     for weight in model.weights:
         weight.trainable = weight.name in MATRICES
+    # What Keras compiled computes without them.
+    model.train_function = model.test_function = model.predict_function = None
 
 
 def save_adapters(path: str | os.PathLike, model: keras.Model) -> Path:

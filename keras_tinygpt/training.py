@@ -84,8 +84,9 @@ class TrainConfig:
         clip_norm: largest norm of the whole gradient; None means no clipping.
         gradient_accumulation_steps: parts an update's batch is computed in, to save
             memory; must divide batch_size. The result is that of the whole batch.
-        ema_momentum: decay of a running average of the weights which is used for
-            validation and kept at the end; None means none.
+        ema_momentum: decay per update of a running average of the weights which is
+            used for validation and kept at the end; None means none. With accumulated
+            gradients the average is at most one update behind that of the whole batch.
         validate_every: updates between validations, log lines and checkpoints.
         validation_windows: most windows scored at each validation.
         restore_best: whether the weights with the lowest validation loss are kept at
@@ -278,7 +279,9 @@ def make_optimizer(
     if config.gradient_accumulation_steps > 1:
         common["gradient_accumulation_steps"] = config.gradient_accumulation_steps
     if config.ema_momentum is not None:
-        common.update(use_ema=True, ema_momentum=config.ema_momentum)
+        # Keras averages after every part of a batch.
+        momentum = config.ema_momentum ** (1 / config.gradient_accumulation_steps)
+        common.update(use_ema=True, ema_momentum=momentum)
     if config.optimizer == "adam":
         return make(beta_2=config.beta_2, **common)
     if config.optimizer == "adamw":
@@ -366,7 +369,8 @@ def train(
         config: a `TrainConfig`; None means its defaults.
         directory: where checkpoints, `history.csv` and TensorBoard logs go; None
             keeps everything in memory.
-        callbacks: more Keras callbacks.
+        callbacks: more Keras callbacks; one that sets `model.stop_training` ends the
+            run, after a validation.
         resume: whether to go on from the last checkpoint in `directory`.
         tensorboard: whether to write TensorBoard logs (needs that package).
         verbose: whether to show the progress bar and a line per validation.
@@ -413,6 +417,9 @@ def train(
     elif resume:
         raise ValueError("resume needs a directory, got directory=None")
     if run.step >= config.steps:
+        if config.ema_momentum is not None:  # as `fit` does at its end
+            optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+            optimizer.finalize_variable_values(model.trainable_variables)
         return run.finish(model, store)
 
     parts = config.gradient_accumulation_steps
@@ -430,16 +437,19 @@ def train(
         while run.step < config.steps:
             # A run stopped between two validations finishes that stretch by itself.
             epoch, done = divmod(run.step, every)
+            last = epoch + 1 if done else -(-config.steps // every)
             model.fit(
                 _pipeline(WindowDataset(train_ids, micro[run.step * parts :], length)),
                 steps_per_epoch=(every - done) * parts,
                 initial_epoch=epoch,
-                epochs=epoch + 1 if done else -(-config.steps // every),
+                epochs=last,
                 validation_data=validation,
                 callbacks=[*all_callbacks, *callbacks],
                 shuffle=False,  # the order of the schedule is part of the run
                 verbose=0,
             )
+            if run.step < min(last * every, config.steps):
+                break  # a callback has stopped it
             if done and run.step < config.steps:
                 store.restore(model)  # fit ends by putting averages into the weights
     return run.finish(model, store)

@@ -207,6 +207,21 @@ def test_model_and_tokenizer_must_agree(tmp_path, tokenizer):
         tg.load(path)
 
 
+def test_only_what_loads_again_is_saved(tmp_path, tokenizer):
+    inputs = keras.Input((None,), dtype="int32")
+    mine = keras.Model(
+        inputs,
+        keras.layers.Embedding(tokenizer.vocab_size, tokenizer.vocab_size)(inputs),
+    )
+    with pytest.raises(ValueError, match="model must be one that a build_ function"):
+        tg.save(tmp_path / "run", mine, tokenizer)
+    partly = build(tokenizer)
+    partly.quantize("int8", filters=lambda layer: layer.name != "head")
+    with pytest.raises(ValueError, match="quantized with filters cannot be saved"):
+        tg.save(tmp_path / "run", partly, tokenizer)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_metrics_must_be_plain(tmp_path, tokenizer):
     with pytest.raises(ValueError, match="not JSON compliant"):
         tg.save(tmp_path / "run", build(tokenizer), tokenizer, {"nats": float("nan")})

@@ -31,6 +31,30 @@ def ids(seed=0):
 
 
 @pytest.mark.backend
+@pytest.mark.parametrize("change", ["adapters", "quantize"])
+def test_generation_follows_the_layers(change):
+    """What was compiled before computes something else."""
+    model = make()
+    model.predict_on_batch(ids()[:, :-1])
+    both = [
+        {"return_log_probabilities": True, "use_cache": use_cache}
+        for use_cache in (True, False)
+    ]
+    first = [tg.generate(model, [1, 2], 5, **settings)[1] for settings in both]
+    np.testing.assert_allclose(first[0], first[1], atol=1e-5)
+    if change == "quantize":
+        model.quantize("int8")
+    else:
+        add_adapters(model, RANK)
+        rng = np.random.default_rng(0)
+        for weight in model.trainable_weights:
+            weight.assign(rng.normal(size=weight.shape))
+    second = [tg.generate(model, [1, 2], 5, **settings)[1] for settings in both]
+    np.testing.assert_allclose(second[0], second[1], atol=1e-5)
+    assert np.abs(second[0] - first[0]).max() > 1e-5
+
+
+@pytest.mark.backend
 @pytest.mark.parametrize("quantized", [False, True])
 def test_adapters_in_a_file_of_their_own(tmp_path, quantized):
     model = make(quantized=quantized)

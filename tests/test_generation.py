@@ -94,6 +94,24 @@ def test_plain_loop_on_known_logits(counting_model):
     assert tokens.dtype == np.int32
 
 
+@pytest.mark.parametrize("length", [None, 5])
+def test_plain_loop_on_a_short_window_of_ones_own(length):
+    tokens = keras.Input((length,), dtype="int32")
+    hidden = keras.layers.Embedding(VOCAB, 8)(tokens)
+    if length is None:
+        hidden = tg.layers.LearnedPositions(5)(hidden)
+    hidden = tg.layers.TransformerBlock(2)(hidden)
+    model = keras.Model(tokens, keras.layers.Dense(VOCAB)(hidden))
+    text = tg.generate(model, [1, 2, 3], 9, temperature=0.0, use_cache=False)
+    for place in range(3, 12):
+        view = text[max(0, place - 5) : place]
+        padded = np.pad(view, (0, 5 - len(view)))[None]
+        logits = ops.convert_to_numpy(model(padded))[0, len(view) - 1]
+        assert text[place] == logits.argmax()
+    with pytest.raises(ValueError, match="at most max_sequence_length=5 tokens"):
+        tg.generate(model, range(6), 1, context="stop", use_cache=False)
+
+
 def test_stop_sequences_end_before_themselves(counting_model):
     stopped = tg.generate(
         counting_model, [3], 9, use_cache=False, stop=[[7, 8], [9, 11]]

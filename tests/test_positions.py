@@ -179,7 +179,8 @@ def test_alibi_by_hand():
     """Eight heads have slopes 1/2, 1/4, ... 1/256."""
     bias = to_numpy(alibi_bias(np.arange(3), np.arange(3), 8))
     assert bias.shape == (8, 3, 3)
-    np.testing.assert_array_equal(bias[0], [[0, 0.5, 1], [-0.5, 0, 0.5], [-1, -0.5, 0]])
+    penalty = [[0, -0.5, -1], [-0.5, 0, -0.5], [-1, -0.5, 0]]
+    np.testing.assert_array_equal(bias[0], penalty)
     np.testing.assert_array_equal(bias[7], bias[0] / 128)
 
 

@@ -153,6 +153,19 @@ def test_never_an_excluded_token():
         assert set(tokens.tolist()) <= {1, vocab_size - 1}
 
 
+def test_a_cumulative_sum_that_falls_in_its_last_bit(monkeypatch):
+    """As sums by matrix products do, at tokens of no weight."""
+    falling = np.array([[0.5, 0.4999, 1.0]], "float32")
+    monkeypatch.setattr(
+        sampling, "cumulative_sum", lambda values: ops.convert_to_tensor(falling)
+    )
+    tokens = [
+        draw(np.log([0.5, 0.3, 0.5]), [uniform], allowed_tokens=[0, 2]).item()
+        for uniform in (0.4998, 0.49995, 0.5)
+    ]
+    assert tokens == [0, 0, 2]
+
+
 def test_a_large_vocabulary_and_half_precision():
     rng = np.random.default_rng(5)
     logits = rng.normal(0, 1, (2, 50_257)).astype("float16")

@@ -8,6 +8,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
+from helpers import check_one_line_error as fails
 from helpers import to_numpy
 
 import keras_tinygpt as tg
@@ -247,6 +248,19 @@ def test_nanogpt_split_and_last_weights():
     assert [variant.name for variant in made.variants] == names
     assert not any(variant.training.restore_best for variant in made.variants)
     assert made.scored == ("valid",)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "message"),
+    [
+        ("quality", ["--only", "mini GPT"], "only must be left out for the quality st"),
+        ("context", ["--seeds", "2"], "seeds must be left out for the context study"),
+        ("reversal", ["--corpus", "x"], "corpus must be left out for the reversal st"),
+        ("filling", ["--only", "x"], "only must be left out for the filling study"),
+    ],
+)
+def test_flags_a_study_does_not_read(name, flags, message, capsys):
+    assert message in fails(capsys, "study", name, *flags)
 
 
 def test_quality_stops_at_the_target_and_else_counts_the_best(

@@ -98,6 +98,59 @@ def test_the_same_seed_gives_the_same_weights():
     ]
 
 
+class StopAt(keras.callbacks.Callback):
+    def __init__(self, batch):
+        super().__init__()
+        self.left = batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            self.model.stop_training = True
+
+
+@pytest.mark.backend
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_callback_ends_the_run(tmp_path, parts):
+    config = tiny_config(steps=9, gradient_accumulation_steps=parts)
+    early = keras.callbacks.EarlyStopping("val_loss", patience=0, min_delta=100)
+    _, result = run(config, callbacks=[early])
+    assert [row["step"] for row in result.history] == [3, 6]
+    for directory in (None, tmp_path):
+        stop = StopAt(4 * parts)
+        _, result = run(config, callbacks=[stop], directory=directory)
+        assert [row["step"] for row in result.history] == [3, 4]
+    model, result = run(config, directory=tmp_path, resume=True)
+    assert [row["step"] for row in result.history] == [3, 4, 6, 9]
+
+
+@pytest.mark.backend
+def test_averages_of_a_complete_run_are_there_again(tmp_path):
+    config = tiny_config(ema_momentum=0.9, restore_best=False)
+    model, _ = run(config, directory=tmp_path)
+    again, _ = run(config, directory=tmp_path, resume=True)
+    assert tg.fingerprint(model) == tg.fingerprint(again)
+
+
+def test_averages_count_updates_not_parts_of_them():
+    settings = {"steps": 20, "clip_norm": None, "restore_best": False}
+    averages, plain = (
+        [
+            np.concatenate([w.ravel() for w in weights_of(run(config)[0])])
+            for parts in (1, 4)
+            for config in [
+                tiny_config(
+                    **settings, gradient_accumulation_steps=parts, ema_momentum=momentum
+                )
+            ]
+        ]
+        for momentum in (0.9, None)
+    )
+    apart = np.abs(averages[0] - averages[1]).mean()
+    assert np.abs(plain[0] - plain[1]).mean() < apart / 5
+    assert apart < np.abs(averages[0] - plain[0]).mean() / 5
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_accumulated_gradients_equal_the_large_batch(optimizer):
     config = tiny_config(

@@ -28,6 +28,7 @@ from keras_tinygpt.generation.sampling import (
     log_probabilities,
     sample,
 )
+from keras_tinygpt.layers import LearnedPositions
 from keras_tinygpt.models import EncoderDecoder
 from keras_tinygpt.models.configured import check_predicts_next_tokens
 
@@ -226,6 +227,19 @@ def _stream(model, request: Request) -> Iterator[np.ndarray]:
             break
 
 
+def _window(model) -> int | None:
+    """Most tokens the model reads; None if there is no limit."""
+    if hasattr(model, "config"):
+        has_window = hasattr(model.config, "positions")
+        return model.config.max_sequence_length if has_window else None
+    # Put together by hand: a fixed length, or the rows of a table of positions.
+    layers = model._flatten_layers(include_self=False)
+    tables = [x.max_sequence_length for x in layers if isinstance(x, LearnedPositions)]
+    if isinstance(model.input_shape, tuple):
+        tables += filter(None, model.input_shape[1:])
+    return min(tables, default=None)
+
+
 def _make_request(
     model,
     prompt_ids,
@@ -254,9 +268,7 @@ def _make_request(
     check_bool("use_cache", use_cache)
     config = SamplingConfig(**sampling)
     config.arrays(vocab_size)  # checks allowed_tokens against the vocabulary
-    window = None
-    if hasattr(getattr(model, "config", None), "positions"):
-        window = model.config.max_sequence_length
+    window = _window(model)
     limits = [max_new_tokens] * len(prompts)
     if context == "stop" and window is not None:
         longest = max(map(len, prompts))

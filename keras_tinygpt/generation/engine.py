@@ -30,16 +30,24 @@ from keras_tinygpt.generation.steppers import DecoderStepper, make_stepper
 
 LOOP = 128  # tokens one call of a compiled loop can produce
 
-_ENGINES: "weakref.WeakKeyDictionary[keras.Model, dict]" = weakref.WeakKeyDictionary()
-
-
+_ENGINES: "weakref.WeakKeyDictionary[keras.Model, tuple]" = weakref.WeakKeyDictionary()
 _MAKING = threading.Lock()
 
 
 def get_engine(model: keras.Model, logits_processor: Callable | None = None):
-    """Returns the engine of `model`, made at the first call."""
+    """Returns the engine of `model`, made at the first call.
+
+    It is made anew once the layers compute something else: with adapters, quantized.
+    """
+    state = [
+        (getattr(layer, "lora_enabled", False), getattr(layer, "quantization_mode", ""))
+        for layer in model._flatten_layers(include_self=False)
+    ]
     with _MAKING:
-        engines = _ENGINES.setdefault(model, {})
+        known, engines = _ENGINES.get(model, (None, {}))
+        if known != state:
+            engines = {}
+            _ENGINES[model] = (state, engines)
         if logits_processor not in engines:
             engines[logits_processor] = Engine(model, logits_processor)
         return engines[logits_processor]

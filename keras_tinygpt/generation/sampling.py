@@ -222,10 +222,12 @@ def sample(logits, seen, uniforms, settings):
     greedy = ops.argmax(masked, axis=-1)
     cdf = cumulative_sum(ops.where(keep, ops.exp(masked), 0.0))
     target = ops.expand_dims(uniforms, -1) * cdf[:, -1:]
-    drawn = ops.sum(ops.cast(cdf <= target, "int32"), axis=-1)
     ids = ops.arange(logits.shape[-1], dtype="int32")
-    last = ops.max(ops.where(keep, ids, 0), axis=-1)
-    drawn = ops.minimum(drawn, last)  # u * total may round up to the total
+    last = ops.max(ops.where(keep, ids, 0), axis=-1, keepdims=True)
+    # The first kept token beyond the target: a sum by products may fall in its last
+    # bit, and u * total may round up to the total.
+    beyond = ops.logical_and(keep, cdf > target)
+    drawn = ops.min(ops.where(beyond, ids, last), axis=-1)
     tokens = ops.where(settings["temperature"] > 0, drawn, ops.cast(greedy, "int32"))
     return ops.cast(tokens, "int32")
 

@@ -52,7 +52,7 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 
 
 def alibi_bias(query_positions, key_positions, num_heads: int):
-    """Returns the ALiBi score bias `-slope * (i - j)` as float32 (N, T, S).
+    """Returns the ALiBi score bias `-slope * |i - j|` as float32 (N, T, S).
 
     Args:
         query_positions: integer tensor (T,), positions i.
@@ -61,7 +61,7 @@ def alibi_bias(query_positions, key_positions, num_heads: int):
     """
     distance = ops.expand_dims(query_positions, 1) - ops.expand_dims(key_positions, 0)
     slopes = ops.reshape(ops.convert_to_tensor(alibi_slopes(num_heads)), (-1, 1, 1))
-    return -slopes * ops.cast(distance, "float32")  # (N, T, S)
+    return -slopes * ops.cast(ops.abs(distance), "float32")  # (N, T, S)
 
 
 def _check_rank(shape, letters: str) -> None:

@@ -20,6 +20,7 @@ class ConfiguredModel(keras.Model):
 
     config_class: ClassVar[type]
     predicts_next_tokens: ClassVar[bool] = True
+    _partly_quantized: bool = False
 
     def _set_up(self, config: Any, seed: int, policy: Any) -> None:
         self.config = config
@@ -34,13 +35,22 @@ class ConfiguredModel(keras.Model):
         return next(filter(None, modes), None)
 
     def quantize(self, mode, **options):
-        """Quantizes the matrices, see `keras.Model.quantize`; norms stay."""
+        """Quantizes the matrices, see `keras.Model.quantize`; norms stay.
+
+        A model quantized with `filters` cannot be saved.
+        """
+        self._partly_quantized = options.get("filters") is not None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*does not have a `quantize` method")
             super().quantize(mode, **options)
 
     def get_config(self):
         """What a .keras file stores of the graph."""
+        if self._partly_quantized:
+            raise ValueError(
+                "a model quantized with filters cannot be saved or copied: its config "
+                "holds the mode alone"
+            )
         return {
             "quantization": self.quantization,
             "config": dataclasses.asdict(self.config),

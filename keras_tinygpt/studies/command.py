@@ -29,6 +29,13 @@ def study_command(options: Any, argv: list[str]) -> Path:
         options: a `cli.StudyOptions`.
         argv: the flags as typed, for the line that says how to go on.
     """
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if field.name in UNREAD.get(options.name, ()) and value != field.default:
+            raise ValueError(
+                f"{field.name} must be left out for the {options.name} study, which "
+                f"does not read it, got {value!r}"
+            )
     check_int("seeds", options.seeds)
     if options.steps is not None:
         check_int("steps", options.steps)
@@ -103,4 +110,11 @@ STUDIES: dict[str, tuple[Runner, Drawer]] = {
     "reversal": (reversal_results, draw_reversal),
     "dates": (dates_results, draw_dates),
     "filling": (filling_results, draw_filling),
+}
+UNREAD = {
+    "quality": ("seeds", "only"),
+    "context": ("seeds",),
+    "reversal": ("corpus", "only"),
+    "dates": ("corpus", "only"),
+    "filling": ("only",),
 }

@@ -115,7 +115,7 @@ class _Probe(keras.callbacks.Callback):
         now = time.perf_counter()
         nats = evaluate(self.model, self.ids).nats
         seconds = now - self.started - self.paused
-        self.scores.append(((epoch + 1) * SCORED_EVERY, nats, seconds))
+        self.scores.append((logs["step"], nats, seconds))
         print(f"  test {nats:.4f} after {seconds:.0f} s of training", flush=True)
         self.paused += time.perf_counter() - now
         if nats <= self.target:
