@@ -2,7 +2,8 @@
 
 Usage: python examples/train_prepared.py [TEXTS] [STEPS] [FOLDER]
 
-TEXTS is a file, a folder or a quoted pattern; their ids go to FOLDER.
+TEXTS is a file, a folder or a quoted pattern; their ids go to FOLDER. One that is there
+already is read instead: name another, or remove it, to train on other texts.
 """
 
 import sys
@@ -16,6 +17,7 @@ source, steps, folder = [*sys.argv[1:], *default[len(sys.argv) - 1 :]]
 
 if Path(folder).exists():
     prepared = tg.load_prepared(folder)
+    print(f"{folder} is there already: {prepared.name} is read, not {source}")
 else:
     prepared = tg.prepare(source, folder, "byte", split=(0.9, 0.1))
 print({name: f"{len(ids):,} tokens" for name, ids in prepared.parts.items()})

@@ -11,9 +11,9 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -25,6 +25,7 @@ from keras_tinygpt.studies.command import study_command
 from keras_tinygpt.studies.recipes import recipe
 from keras_tinygpt.training import TrainConfig, TrainingDiverged
 
+Bundle = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="BUNDLE")]
 USER_ERRORS = (ValueError, OSError, ImportError, TrainingDiverged, UnicodeError)
 
 
@@ -96,7 +97,7 @@ class PrepareOptions:
         force: whether what is there already, unfinished work too, is replaced.
     """
 
-    corpus: tyro.conf.Positional[str]
+    corpus: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CORPUS")]
     tokenizer: str = "char"
     vocab_size: int | None = None
     split: tuple[float, ...] = (0.99, 0.01)
@@ -119,7 +120,7 @@ class EvaluateOptions:
             character to put in their place.
     """
 
-    bundle: tyro.conf.Positional[Path]
+    bundle: Bundle
     corpus: tyro.conf.Positional[str | None] = None
     method: Literal["windows", "strided", "stateful"] | None = None
     sequence_length: int | None = None
@@ -173,7 +174,7 @@ class ExportOptions:
         force: whether what is there already is replaced.
     """
 
-    bundle: tyro.conf.Positional[Path]
+    bundle: Bundle
     format: Literal[
         "saved_model", "onnx", "litert", "openvino", "safetensors", "int8", "weights"
     ] = "saved_model"
@@ -197,7 +198,7 @@ class InspectOptions:
             character to put in their place.
     """
 
-    bundle: tyro.conf.Positional[Path]
+    bundle: Bundle
     text: str | None = None
     corpus: str | None = None
     out: Path | None = None
@@ -287,8 +288,11 @@ def _parse(command: str, parts: dict[str, type], argv: list[str]) -> dict[str, A
         [(name, tyro.conf.OmitArgPrefixes[part]) for name, part in parts.items()],
     )
     box = io.StringIO()
+    wide = contextlib.nullcontext()
+    if not {"-h", "--help"} & set(argv):
+        wide = _columns(10_000)  # an error is not broken into lines
     try:
-        with contextlib.redirect_stderr(box):
+        with wide, contextlib.redirect_stderr(box):
             flags = tyro.cli(
                 tyro.conf.OmitArgPrefixes[combined],
                 prog=f"tinygpt {command}",
@@ -302,13 +306,26 @@ def _parse(command: str, parts: dict[str, type], argv: list[str]) -> dict[str, A
     return {name: getattr(flags, name) for name in parts}
 
 
+@contextlib.contextmanager
+def _columns(count: int) -> Iterator[None]:
+    """Has the terminal so many columns, as far as Python can tell."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(count)
+    try:
+        yield
+    finally:
+        del os.environ["COLUMNS"]
+        if before is not None:
+            os.environ["COLUMNS"] = before
+
+
 def _unboxed(text: str) -> str:
-    """The line under the title of an error box."""
+    """The line under the title of an error box, or two where the first introduces."""
     lines = [line.strip(" │╭╮╰╯─-") for line in text.splitlines()]
     title, *body = [line for line in lines if line] or ["bad flags"]
-    if body and body[0].endswith(":"):
-        return " ".join(body[:2])
-    return body[0] if body else title
+    body = body or [title]
+    count = 2 if body[0].endswith(":") else 1
+    return " ".join(body[:count]).replace("'options.", "'")
 
 
 def _train(argv: list[str]) -> None:

@@ -65,7 +65,7 @@ def evaluate(
             moved by T // 2 of which the second half is scored, the first window whole;
             "stateful": the recurrent state is carried across the text (LSTM only).
             None means "stateful" for an LSTM and "strided" for all others.
-        sequence_length: T; None means the model's window.
+        sequence_length: T; None means the model's window. Not for "stateful".
         batch_size: windows per forward pass.
 
     Returns:
@@ -86,6 +86,11 @@ def evaluate(
             raise ValueError(
                 'method="stateful" needs a model from build_lstm, got '
                 f"{type(model).__name__}"
+            )
+        if sequence_length is not None:
+            raise ValueError(
+                'sequence_length must be left out with method="stateful", which has no '
+                f"windows, got {sequence_length}"
             )
         return Scores.from_losses(_stateful(model, ids), len(ids) - 1)
     length = model_window(model, sequence_length)

@@ -344,6 +344,22 @@ def test_a_prompt_from_standard_input(run_folder):
     assert result.stderr == b""
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["train", "--precision", "float13"], "'float32', 'mixed_bfloat16', 'mixed_fl"),
+        (["study", "foo"], "'name'. Expected one of ('book', 'mini', 'nanogpt',"),
+        (["prepare"], "Missing from tinygpt prepare: CORPUS (see"),
+        (["generate", "x", "y", "--temperature", "a" * 150], "a" * 150),
+        (["train", "--architecture", "rnn"], "must be one of 'gpt', 'lstm', got 'rnn'"),
+    ],
+)
+def test_bad_flags_are_told_whole(argv, message, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert message in fails(capsys, *argv)
+    assert os.environ["COLUMNS"] == "40"
+
+
 def test_help_and_version(capsys):
     for argv in (["--help"], ["--version"], ["train", "--help"], ["generate", "-h"]):
         with pytest.raises(SystemExit) as stopped:

@@ -107,6 +107,10 @@ def test_errors(gpt):
         tg.evaluate(gpt, ids_of(1))
     with pytest.raises(ValueError, match="ids must hold at least 2 tokens, got 0"):
         tg.evaluate(gpt, np.zeros(0, "int32"))
+    with pytest.raises(ValueError, match="sequence_length must be left out with meth"):
+        tg.evaluate(
+            tg.build_lstm(tg.LSTMConfig(VOCAB, 5)), ids_of(9), sequence_length=3
+        )
     with pytest.raises(ValueError, match='"stateful" needs a model from build_lstm'):
         tg.evaluate(gpt, ids_of(9), method="stateful")
     with pytest.raises(ValueError, match="method must be one of"):

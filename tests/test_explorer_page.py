@@ -127,6 +127,29 @@ def test_the_page_begins_with_its_prompt(page, lm):
     np.testing.assert_allclose(shown[1:], nats, **CLOSE)
 
 
+def test_characters_that_come_in_parts(chrome):
+    """Each click adds one byte, whether or not it completes a character."""
+    config = tg.GPTConfig(256, 32, 1, 2, hidden_dim=16)
+    by_bytes = tg.LanguageModel(tg.build_gpt(config, seed=1), tg.ByteTokenizer())
+    server = serve(by_bytes, "wait\r\n")
+    try:
+        chrome.open(f"{server.address}/")
+        settle(chrome)
+        ids = by_bytes.tokenizer.encode("wait\r\n")
+        for draws in range(4):
+            chrome.click("#step")
+            settle(chrome)
+            ids = continued(by_bytes, ids, 1, seed=draws)
+            assert f"{len(ids)} tokens" in chrome.text("#status")
+            shown = chrome.run("return document.querySelector('#prompt').value")
+            text = by_bytes.tokenizer.decode(ids).replace("\r\n", "\n")
+            assert shown == text.replace("\r", "\n")
+        assert "\ufffd" in shown
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def test_typing_another_prompt(page, lm):
     page.retype("#prompt", "The ball, the b")
     page.click("#read")

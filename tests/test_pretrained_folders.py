@@ -165,6 +165,12 @@ def test_parts_bare_names_and_buffers(folder, kind):
             "use_sliding_window must be False, got True",
         ),
         ("llama", {"tie_word_embeddings": True, "rms_norm_eps": 0.0}, "norm_epsilon"),
+        ("llama", {"rope_scaling": [1]}, r"rope_scaling must be an object, got \[1\]"),
+        (
+            "llama",
+            {"rope_parameters": None, "rope_theta": "x"},
+            "rope_theta must be a number, got 'x'",
+        ),
     ],
 )
 def test_what_has_no_equal_is_refused(folder, kind, changes, message):
@@ -210,6 +216,11 @@ def test_damaged_folders(tmp_path):
     (folder / "model.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
         tg.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    for places in ({}, {"weight_map": [1]}):
+        (folder / "model.safetensors.index.json").write_text(json.dumps(places))
+        with pytest.raises(ValueError, match="must have a weight_map that names files"):
+            tg.from_pretrained(folder)
     for content, message in (
         ("{", "must be JSON, got"),
         ("[]", "must be a JSON object"),

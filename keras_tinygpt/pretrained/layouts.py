@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from keras_tinygpt.checks import check_int
+from keras_tinygpt.checks import check_float, check_int
 from keras_tinygpt.models.gpt import GPTConfig
 
 # Hugging Face's names; the GELU of a GPT here is the tanh approximation.
@@ -186,11 +186,14 @@ def _rope_theta(fields: Fields) -> float:
     theta = fields.get("rope_theta", 10000.0)
     for name in ("rope_parameters", "rope_scaling"):  # by version of transformers
         rope = fields.get(name, {})
+        if not isinstance(rope, dict):
+            raise ValueError(f"{name} must be an object, got {rope!r}")
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind != "default":
             raise ValueError(f"{name} must have rope_type 'default', got {kind!r}")
         Fields(rope).only("partial_rotary_factor", 1.0)
         theta = rope.get("rope_theta", theta)
+    check_float("rope_theta", theta, low_open=True)
     return float(theta)
 
 

@@ -73,7 +73,13 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     library = safetensors_library()
     names = [WEIGHTS]
     if not (path / WEIGHTS).is_file():
-        names = sorted(set(_read_json(path / INDEX)["weight_map"].values()))
+        places = _read_json(path / INDEX).get("weight_map")
+        if not isinstance(places, dict):
+            raise ValueError(
+                f"{path / INDEX} must have a weight_map that names files, got "
+                f"{places!r}"
+            )
+        names = sorted(set(map(str, places.values())))
     tensors = {}
     for name in names:
         if Path(name).name != name:

@@ -12,6 +12,7 @@ the last ninth of the training part: GPT, AdamW at 0.004, 0.008, 0.016: 1.587, 1
 import dataclasses
 from typing import Any
 
+from keras_tinygpt.checks import check_choice
 from keras_tinygpt.models import GPTConfig, LSTMConfig
 from keras_tinygpt.training import TrainConfig
 
@@ -43,6 +44,7 @@ DROPOUTS = {("gpt", "book"): 0.1, ("lstm", "book"): 0.2}  # the protocol has non
 
 def recipe(architecture: str, preset: str, vocab_size: int = 1) -> Recipe:
     """Returns the recipe of a preset; ValueError if there is none."""
+    check_choice("architecture", architecture, ("gpt", "lstm"))
     if (architecture, preset) not in TRAININGS:
         known = [name for kind, name in TRAININGS if kind == architecture]
         raise ValueError(

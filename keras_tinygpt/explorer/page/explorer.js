@@ -17,6 +17,7 @@ import {
 const state = {
   model: null,
   view: null, // the last answer to "read"
+  prompt: null, // what the prompt said when that was asked
   position: 0, // the chosen token
   pointed: null, // the token under the pointer
   key: null, // the token it is seen to read on the map; null for the one it reads most
@@ -59,6 +60,7 @@ function read(question, position = Infinity) {
     const view = await ask("/api/read", asked, signal);
     const unit = state.model.weight_unit;
     state.view = { ...view, weights: scaledMaps(view.weights ?? [], unit) };
+    if ("text" in question) state.prompt = asInBox(question.text);
     state.position = Math.min(position, view.tokens.length - 1);
     state.key = null;
     showView();
@@ -227,15 +229,23 @@ async function draw(count) {
       }
     } finally {
       byId("write").textContent = "Write on";
-      if (grown.ids.length > ids.length) await read({ ids: grown.ids });
+      if (grown.ids.length > ids.length) await readGrown(grown.ids);
     }
   });
 }
 
-// Whether the view is of what the prompt says; the browser knows one kind of line end.
-function isPromptRead() {
-  return byId("prompt").value === state.view?.text.replace(/\r\n?/g, "\n");
+// The text of all ids: a character may take several, and come in parts.
+async function readGrown(ids) {
+  await read({ ids });
+  if (state.view.ids.length !== ids.length) return; // something else was asked
+  state.prompt = asInBox(state.view.text);
+  byId("prompt").value = state.prompt;
 }
+
+const isPromptRead = () => byId("prompt").value === state.prompt;
+
+// The browser knows one kind of line end.
+const asInBox = (text) => text.replace(/\r\n?/g, "\n");
 
 function readPrompt() {
   state.draws = 0;
