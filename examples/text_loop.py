@@ -25,7 +25,10 @@ def main(load, description, argv=None):
     metadata = json.loads((args.folder / "metadata.json").read_text("utf-8"))
     tokenizer = json.loads((args.folder / "tokenizer.json").read_text("utf-8"))
     step = load(args.folder, metadata)
-    tokens = encode(tokenizer, args.prompt)
+    try:
+        tokens = encode(tokenizer, args.prompt)
+    except KeyError as error:
+        parser.error(f"PROMPT must use the model's characters, got {error}")
     if not tokens:
         parser.error("PROMPT must hold at least one character")
     new = generate(

@@ -128,7 +128,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _check_host(self) -> None:
         port = self.server.server_port
-        hosts = {f"{ADDRESS}:{port}", f"localhost:{port}"}
+        names = (ADDRESS, "localhost")
+        hosts = {f"{name}:{port}" for name in names}
+        if port == 80:  # which browsers leave out
+            hosts.update(names)
         host = self.headers.get("Host")
         if host not in hosts:
             raise Refused(403, "the host must be this machine")
