@@ -191,11 +191,13 @@ def plot_study(
     bars.margins(x=0.2)
     bars.set_xlabel(f"final {part} loss (nats per token), a dot a seed")
     if baselines:
-        bars.legend(frameon=False, fontsize="small", loc="lower right")
+        bars.legend(
+            fontsize="small", loc="lower right", framealpha=1.0, edgecolor="none"
+        )
     bars.grid(axis="x", alpha=0.25)
     curves.set_xlabel("optimizer step")
     curves.set_ylabel("validation loss (nats per token)")
     curves.grid(alpha=0.25)
     curves.legend(frameon=False, fontsize="small")
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)
     save_figure(figure, path)
