@@ -11,14 +11,15 @@ import pytest
 
 from keras_tinygpt import cli
 
+ROOT = Path(__file__).resolve().parents[1]
+
 # XLA takes seconds to compile what runs for none; JAX without it takes longer still.
 JIT = keras.backend.backend() == "jax"
 
 
 def tiny_shakespeare() -> Path:
     """A copy of tiny Shakespeare beside the repository; skips the test without one."""
-    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
-    path = folder / "tinyshakespeare.txt"
+    path = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
     if not path.exists():
         pytest.skip(f"no {path}")
     return path

@@ -12,13 +12,12 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from helpers import token_ids
+from helpers import ROOT, token_ids
 
 import keras_tinygpt as tg
 from keras_tinygpt import distribution, training
 from keras_tinygpt.distribution import LAYOUT, make_distribution
 
-ROOT = Path(__file__).resolve().parents[1]
 STEPS, STOP = 20, 12
 V, T = 11, 7
 slow = pytest.mark.slow

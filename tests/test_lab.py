@@ -5,7 +5,6 @@ import os
 import re
 import sys
 import tomllib
-from pathlib import Path
 
 import jupytext
 import keras
@@ -13,12 +12,11 @@ import nbclient
 import nbformat
 import numpy as np
 import pytest
-from helpers import tiny_shakespeare
+from helpers import ROOT, tiny_shakespeare
 from keras import ops
 
 import keras_tinygpt as tg
 
-ROOT = Path(__file__).resolve().parent.parent
 LAB = ROOT / "examples" / "lab"
 sys.path.insert(0, str(LAB))
 import checkpoints  # noqa: E402

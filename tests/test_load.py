@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 import keras_tinygpt as tg
 
-ROOT = Path(__file__).resolve().parents[1]
 slow = pytest.mark.slow
 
 

@@ -1,9 +1,7 @@
 """The model in the package: its size, its text, its recorded score."""
 
-from pathlib import Path
-
 import pytest
-from helpers import tiny_shakespeare
+from helpers import ROOT, tiny_shakespeare
 
 import keras_tinygpt as tg
 from keras_tinygpt import cli
@@ -27,7 +25,7 @@ def test_it_is_small_and_writes(lm):
 
 
 def test_the_saved_model_beside_it_holds_the_same_weights(lm):
-    folder = Path(__file__).resolve().parents[1] / "saved_models" / PRETRAINED
+    folder = ROOT / "saved_models" / PRETRAINED
     exported = tg.load(folder / "saved_model")
     assert tg.fingerprint(exported.model) == tg.fingerprint(lm.model)
     assert exported.tokenizer == lm.tokenizer

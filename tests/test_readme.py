@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 import keras_tinygpt as tg
 from keras_tinygpt import cli
 from keras_tinygpt.studies.results import render_readme
 
-ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 
 
@@ -177,7 +177,7 @@ def test_the_pretrained_example(tmp_path):
         pytest.importorskip(package, reason="needs the extra [gpt2]")
     path = ROOT / "examples" / "use_pretrained.py"
     assert len(path.read_text("utf-8").splitlines()) < 40
-    folder = str(ROOT / "tests" / "folders" / "gpt2")
+    folder = str(ROOT / "tests" / "pretrained" / "folders" / "gpt2")
     result = subprocess.run(
         [sys.executable, str(path), folder, "the bell", str(tmp_path / "out")],
         capture_output=True,
@@ -228,5 +228,6 @@ def test_every_promise_has_its_test():
     named = re.findall(r"`(test_\w+)::(test_\w+)`", README)
     assert len(named) > 15
     for file, name in named:
-        source = (ROOT / "tests" / f"{file}.py").read_text("utf-8")
+        (path,) = (ROOT / "tests").rglob(f"{file}.py")
+        source = path.read_text("utf-8")
         assert f"\ndef {name}(" in source, name

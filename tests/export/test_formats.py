@@ -9,12 +9,11 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-from helpers import to_numpy
+from helpers import ROOT, to_numpy
 
 import keras_tinygpt as tg
 from keras_tinygpt.export import __main__ as export_process
@@ -23,7 +22,6 @@ from keras_tinygpt.export import formats
 # `import openvino` forks a process that reports the import over the network.
 sys.modules.setdefault("openvino_telemetry", None)
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 TEXT = "the bell rang; no one came."
 WINDOW = 19

@@ -1,4 +1,4 @@
-"""Makes the folders beside this file with transformers: python tests/folders/make.py.
+"""Makes the folders beside this file with transformers, and is run by hand.
 
 Each holds a model with random weights as `save_pretrained` writes it, a tokenizer, the
 ids that the tokenizer of transformers gives for TEXT, and the model's logits for them.

@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +18,6 @@ from keras_tinygpt.files import sealed, write_json
 from keras_tinygpt.text import preparing
 from keras_tinygpt.text.prepared import DESCRIPTION
 
-ROOT = Path(__file__).resolve().parents[1]
 TEXT = "To be, or not to be — that is the question:\r\nWhether 'tis nobler\n" * 40
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from helpers import ROOT
 
 import keras_tinygpt as tg
 from keras_tinygpt import cli
@@ -516,7 +517,7 @@ def test_the_command(models, tmp_path, capsys, monkeypatch):
 
 
 def test_the_example(folders):
-    script = Path(__file__).parent.parent / "examples" / "use_saved_model.py"
+    script = ROOT / "examples" / "use_saved_model.py"
     assert len(script.read_text("utf-8").splitlines()) < 50
     code = (
         "import runpy, sys; sys.modules['keras_tinygpt'] = None; "

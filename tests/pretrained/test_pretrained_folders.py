@@ -1,4 +1,4 @@
-"""Folders of transformers, read and written; those in tests/folders came from there."""
+"""Folders of transformers, read and written; those in folders/ came from there."""
 
 import json
 import shutil

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import keras
 import pytest
-from helpers import tiny_shakespeare
+from helpers import ROOT, tiny_shakespeare
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,7 +76,7 @@ def test_the_locale_does_not_matter(tmp_path):
     code = (
         "from keras_tinygpt.text import load_corpus as f; print(ascii(f('a.txt').text))"
     )
-    path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), *sys.path])
+    path = os.pathsep.join([str(ROOT), *sys.path])
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": path}
     environment["PYTHONCOERCECLOCALE"] = "0"
     run = subprocess.run(

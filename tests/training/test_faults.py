@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import check_one_line_error
-
-ROOT = Path(__file__).resolve().parents[1]
+from helpers import ROOT, check_one_line_error
 
 # Children are forked before TensorFlow has started any thread of its own.
 SCRIPT = """
