@@ -9,13 +9,12 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+from helpers import ROOT, randomize, to_numpy
 from helpers import check_one_line_error as fails
-from helpers import randomize, to_numpy
 
 import keras_tinygpt as tg
 from keras_tinygpt import inspection
@@ -26,7 +25,6 @@ from keras_tinygpt.explorer.server import MOST_BYTES, QUESTIONS, ExplorerServer
 from keras_tinygpt.explorer.views import DIGITS, WEIGHT_UNIT
 from keras_tinygpt.generation import SamplingConfig
 
-ROOT = Path(tg.__file__).parents[1]
 T = 7
 TEXT = "abca"
 CLOSE = {"atol": 0.6 * 10**-DIGITS}
